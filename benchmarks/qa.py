@@ -182,8 +182,9 @@ def write_tokenizer(spec: str, folder: Path) -> Path:
     from milldam.qa.template import template_of
     from milldam.tokenizers.loading import load_tokenizer
 
-    made = tokenizers.Tokenizer.from_str(load_tokenizer(spec).json)
-    own = template_of(made, QARules())
+    loaded = load_tokenizer(spec)
+    made = loaded.huggingface
+    own = template_of(made, QARules(), loaded.named)
     if made.post_processor is None and made.token_to_id("[CLS]") is not None:
         ids = [(name, made.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
         made.post_processor = tokenizers.processors.TemplateProcessing(

@@ -22,10 +22,9 @@ from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import export
+from milldam.formats import export, flat
 from milldam.loader.stores import Store
 from milldam.stores.tokens import format as store_format
-from milldam.stores.tokens import reader
 
 SHARDS = [[5, 1, 300], [40], [2, 2, 2, 700]]
 SINGLE = {"npy": "out.npy", "nanogpt": "out.bin", "megatron": "out"}
@@ -41,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
-    monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
+    monkeypatch.setattr(flat, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
 
 
@@ -182,8 +181,8 @@ def test_of_several_splits_one_must_be_named_where_a_format_holds_one(tmp_path: 
 
 
 @pytest.mark.parametrize("to", SINGLE)
-def test_a_second_call_finds_it_up_to_date(store: Store, tmp_path: Path, to: str) -> None:
-    """Nothing is written again, and the counts are those of the first call."""
+def test_an_export_is_up_to_date_or_replaced_only_when_asked(store: Store, tmp_path: Path, to: str) -> None:
+    """Nothing is written again; what was made from something else is neither reused nor lost in silence."""
     out = tmp_path / "made" / SINGLE[to]
     first = export(store, to, out)
     times = {path: path.stat().st_mtime_ns for path in out.parent.iterdir()}
@@ -191,13 +190,6 @@ def test_a_second_call_finds_it_up_to_date(store: Store, tmp_path: Path, to: str
     assert (first.up_to_date, second.up_to_date) == (False, True)
     assert (first.counts, first.output_bytes) == (second.counts, second.output_bytes)
     assert {path: path.stat().st_mtime_ns for path in out.parent.iterdir()} == times
-
-
-@pytest.mark.parametrize("to", SINGLE)
-def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path: Path, to: str) -> None:
-    """What was made from something else is neither reused nor lost in silence."""
-    out = tmp_path / "made" / SINGLE[to]
-    export(store, to, out)
     other = write_store(tmp_path / "other", [[7, 8]])
     before = contents(out.parent)
     with pytest.raises(MismatchError, match="overwrite"):
@@ -294,7 +286,7 @@ def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", SINGLE)
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Ten times the tokens and documents, the same peak."""
-    monkeypatch.setattr(reader, "BLOCK_TOKENS", 1 << 14)
+    monkeypatch.setattr(flat, "BLOCK_TOKENS", 1 << 14)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 1 << 8)
     monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
     peaks = []

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,10 @@ import pytest
 from tests.kit.token_stores import random_documents, store_of
 
 from milldam.errors import ConfigError
-from milldam.formats import export, mds, rows
+from milldam.formats import export, rows
 from milldam.loader.stores import Store
 
-FORMATS = ("hf", "parquet", "mds")
 SEQ_LEN = 500
-
 # Lengths on both sides of what one, two and four bytes say; one longer than a small file.
 LENGTHS = [5, 0, 1, 255, 256, 300, 17, 65_535, 65_536, 3, 1_000, 40]
 CASES: dict[str, dict[str, Any]] = {
@@ -48,8 +44,8 @@ except ImportError:
         sys.modules[name] = module
 from streaming import MDSWriter, StreamingDataset
 found = {}
-for case, folder, split in json.loads(sys.argv[1]):
-    data = StreamingDataset(local=folder, split=split, shuffle=False, batch_size=1, validate_hash="xxh3_128")
+for case, folder in json.loads(sys.argv[1]):
+    data = StreamingDataset(local=folder, shuffle=False, batch_size=1, validate_hash="xxh3_128")
     found[case] = [[str(one["tokens"].dtype), one["tokens"].tolist()] for one in (data[k] for k in range(len(data)))]
 import numpy as np
 rows = [np.array(row, np.uint16) for _, row in found["uint16 train"] if row]
@@ -78,32 +74,12 @@ def export_cases(store: Store, to: str, folder: Path) -> list[tuple[str, Path, s
     """(name, folder, split, options) of every part of every case, exported."""
     made = []
     for case, options in CASES.items():
-        out = folder / case
-        export(store, to, out, **options)
+        export(store, to, folder / case, **options)
         if "split" in options:
-            made.append((f"{case} {options['split']}", out, options["split"], options))
+            made.append((f"{case} {options['split']}", folder / case, options["split"], options))
         else:
-            made += [(f"{case} {split}", out / split, split, options) for split in store.splits]
+            made += [(f"{case} {split}", folder / case / split, split, options) for split in store.splits]
     return made
-
-
-def consumer(script: str, needed: list[str], jobs: list[tuple[Any, ...]], folder: Path) -> dict[str, Any]:
-    """What a package read, in a process of its own; skips where the package is not installed."""
-    for name in needed:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
-    path = folder / "consumer.py"
-    path.write_text(textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, str(path), json.dumps(jobs)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-        env=os.environ | {"HOME": str(folder), "TMPDIR": str(folder)},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_hf_rows_are_mapped_by_datasets(store: Store, tmp_path: Path) -> None:
@@ -117,7 +93,9 @@ def test_hf_rows_are_mapped_by_datasets(store: Store, tmp_path: Path) -> None:
         assert str(data.split) == split
     both = datasets.load_from_disk(str(tmp_path / "rows"))
     assert {split: len(rows) for split, rows in both.items()} == {"train": 265, "val": 6}
-    assert len(both["train"].cache_files) == len(list((tmp_path / "rows" / "train").glob("data-*-of-*.arrow"))) > 3
+    files = list((tmp_path / "rows" / "train").glob("data-*-of-*.arrow"))
+    assert len(both["train"].cache_files) == len(files) > 3
+    assert all(path.stat().st_size < 60_000 for path in files)
 
 
 def test_parquet_is_read_by_pyarrow_and_datasets(store: Store, tmp_path: Path) -> None:
@@ -126,9 +104,8 @@ def test_parquet_is_read_by_pyarrow_and_datasets(store: Store, tmp_path: Path) -
     import pyarrow.parquet as pq
 
     for name, folder, split, options in export_cases(store, "parquet", tmp_path / "out"):
-        wanted = expected_rows(store, split, options.get("seq_len"))
         table = pq.read_table(folder)
-        assert table["input_ids"].to_pylist() == wanted, name
+        assert table["input_ids"].to_pylist() == expected_rows(store, split, options.get("seq_len")), name
         assert str(table["input_ids"].type.value_type) == options.get("dtype", "int32")
     loaded = datasets.load_dataset(
         "parquet", data_dir=str(tmp_path / "out" / "one split"), cache_dir=str(tmp_path / "cache"), split="train"
@@ -138,22 +115,24 @@ def test_parquet_is_read_by_pyarrow_and_datasets(store: Store, tmp_path: Path) -
 
 @pytest.mark.slow  # the page on exports reads one with it, too
 def test_mds_is_read_by_streaming(store: Store, tmp_path: Path) -> None:
-    """MosaicML's StreamingDataset gives every token back, and its hash of each shard agrees."""
+    """MosaicML's StreamingDataset gives every token back, and its hash of each shard agrees; it writes the same."""
+    for name in ("streaming", "torch"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
     parts = export_cases(store, "mds", tmp_path / "out")
-    jobs = [(name, str(folder), None) for name, folder, _, _ in parts]
-    found = consumer(MDS_READER, ["streaming", "torch"], jobs, tmp_path)
-    check_found(store, parts, found)
-    documents = [row for row in expected_rows(store, "train", None) if row]
-    store_of(tmp_path / "store", {"train": documents})
-    export(tmp_path / "store", "mds", tmp_path / "ours", dtype="uint16")
-    ours, theirs = ((tmp_path / name / "shard.00000.mds").read_bytes() for name in ("ours", "plain"))
-    assert ours == theirs
-
-
-def check_found(store: Store, parts: list[tuple[str, Path, str, dict[str, Any]]], found: dict[str, Any]) -> None:
+    jobs = json.dumps([(name, str(folder)) for name, folder, _, _ in parts])
+    home = os.environ | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", MDS_READER, jobs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     for name, _, split, options in parts:
         assert [row for _, row in found[name]] == expected_rows(store, split, options.get("seq_len")), name
         assert {dtype for dtype, _ in found[name]} == {options.get("dtype", "int32")}
+    store_of(tmp_path / "store", {"train": [row for row in expected_rows(store, "train", None) if row]})
+    export(tmp_path / "store", "mds", tmp_path / "ours", dtype="uint16")
+    ours, theirs = ((tmp_path / name / "shard.00000.mds").read_bytes() for name in ("ours", "plain"))
+    assert ours == theirs
 
 
 def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> None:
@@ -168,10 +147,7 @@ def test_a_document_too_long_for_a_row_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offsets of Arrow and MDS have 32 bits: the way out is said."""
-    monkeypatch.setattr(rows, "MOST_TOKENS", 65_535)
-    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
-        export(store, "hf", tmp_path / "out")
-    monkeypatch.undo()
-    monkeypatch.setattr(mds, "files", replace(mds._ROWS, file_bytes=200_000).files)
-    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
-        export(store, "mds", tmp_path / "mds")
+    monkeypatch.setattr(rows, "MOST_BYTES", 4 * 65_536)
+    for to in ("hf", "mds"):
+        with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
+            export(store, to, tmp_path / to)

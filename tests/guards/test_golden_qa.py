@@ -140,15 +140,13 @@ def test_lanes_are_what_they_always_were(store: Any) -> None:
     chosen = qa.Selection(strategy="random_continuous", max_segments=2)
     made = {
         f"seed {seed}, {rank} of {ranks}, {selection is not None}": digest(
-            qa.Lanes(store, 4, seed=seed, rank=rank, world_size=ranks, epochs=2, selection=selection)
+            qa.lanes(
+                qa.DocumentSamples(store, selection=selection), 4, seed=seed, rank=rank, world_size=ranks, epochs=2
+            )
         )
         for seed, (rank, ranks), selection in itertools.product((0, 7), ((0, 1), (1, 3)), (None, chosen))
     }
-    before = qa.Lanes(store, 4, seed=7, epochs=2)
-    for _ in itertools.islice(before, 5):
-        pass
-    resumed = qa.Lanes(store, 4, seed=7, epochs=2)
-    resumed.load_state_dict(before.state_dict())
+    resumed = qa.lanes(qa.DocumentSamples(store), 4, seed=7, epochs=2, skip=5)
     compare("lanes", made | {"resumed": digest(resumed)})
 
 

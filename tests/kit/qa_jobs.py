@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.jobs import TOKENIZER, demo_texts
 
+from milldam.qa.examples import Example, list_files, read_examples
 from milldam.qa.job import prepare
 from milldam.qa.store import FeatureStore
+from milldam.sources.batch import Reading, TextRules
+from milldam.sources.units import whole
 
 SIZES = ("--max-seq-length", 64, "--overlap", 16)
 
@@ -34,6 +38,15 @@ def write_examples(path: Path, count: int, *, seed: int = 0, length: int = 300) 
             record = {"id": f"q{number}", "title": "", "context": context, "question": f"What is {number}?"}
             file.write(json.dumps(record | {"answers": answers}, ensure_ascii=False) + "\n")
     return path
+
+
+def examples_of(
+    inputs: Any, *, split: str = "train", strict: bool = False, on_reject: Any = lambda reject: None
+) -> Iterator[Example]:
+    """The examples of files, in order, as a job reads them."""
+    files = list_files([str(name) for name in (inputs if isinstance(inputs, list) else [inputs])], split)
+    reading = Reading(TextRules(strict=strict, only_file=True), on_reject)
+    return (example for file in files for example in read_examples(whole(file), reading))
 
 
 def command(path: Path, out: Path, *options: object) -> list[object]:

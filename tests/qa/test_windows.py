@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG
-from milldam.tokenizers.loading import load_tokenizer
 
 CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))
 
@@ -65,7 +62,7 @@ def test_windows_are_those_of_the_recipe(
     overlap = min(overlap, length - 6)
     windower = windower_of(
         tokenizer_of(kind),
-        {"pad_token": "</s>"} if kind == "llama" else None,
+        "</s>" if kind == "llama" else None,
         max_seq_length=length,
         overlap=overlap,
         first="context" if context_first else "question",
@@ -79,12 +76,6 @@ def test_windows_are_those_of_the_recipe(
         return
     assert not prepared.dropped
     assert_same_windows(prepared.features, wanted, left=windower.template.pad_left)
-
-
-@cache
-def load(folder: Path) -> Any:
-    """Kept: large ones take half a second."""
-    return tokenizers.Tokenizer.from_str(load_tokenizer(str(folder)).json)
 
 
 def test_special_tokens_in_texts_do_not_move_cls() -> None:
@@ -107,8 +98,8 @@ def test_overlap_is_shared_and_hop_is_the_way_on() -> None:
     assert by_overlap.context_tokens.tolist() == [10, 10, 10, 10, 6]
     begins = by_overlap.offsets[np.arange(5), by_overlap.context_begin, 0]
     assert (begins // 6).tolist() == [0, 6, 12, 18, 24]
-    assert by_overlap.segment.tolist() == [0, 1, 2, 3, 4]
-    assert set(by_overlap.segments.tolist()) == {5}
+    assert by_overlap.segment_index.tolist() == [0, 1, 2, 3, 4]
+    assert set(by_overlap.total_segments.tolist()) == {5}
 
 
 def test_questions_that_leave_no_room_are_dropped_and_named() -> None:
@@ -126,7 +117,7 @@ def test_max_segments_keeps_the_first_windows() -> None:
     whole = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4)(examples_).features
     some = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4, max_segments=2)(examples_).features
     assert np.array_equal(some.input_ids, whole.input_ids[:2])
-    assert some.segments.tolist() == [2, 2]
+    assert some.total_segments.tolist() == [2, 2]
 
 
 def without_special_tokens() -> Any:
@@ -159,7 +150,7 @@ def test_padding_is_no_word_of_the_text() -> None:
     """A vocabulary may have "<unk>" as a word like any other; a special token is taken instead."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, "a": 1, "b": 2}, merges=[]))
     tokenizer.add_special_tokens(["<|endoftext|>"])
-    assert template_of(tokenizer, QARules()).pad_id == tokenizer.token_to_id("<|endoftext|>")
+    assert template_of(tokenizer, QARules(), {}).pad_id == tokenizer.token_to_id("<|endoftext|>")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +174,7 @@ def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None
     """A probe of letters that it lacks would find no texts between its special tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "日": 2, "本": 3}, []))
     made.post_processor = tokenizers.processors.BertProcessing(("</s>", 1), ("<s>", 0))
-    template = template_of(made, QARules(), {"pad_token": "</s>"})
+    template = template_of(made, QARules(), {"pad": "</s>"})
     assert [[id for id, _ in part] for part in (template.before, template.between, template.after)] == [[0], [1], [1]]
 
 
@@ -191,4 +182,4 @@ def test_a_tokenizer_without_a_token_to_pad_with_is_refused() -> None:
     """With where to name one."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(InputError, match="no token to pad with"):
-        template_of(made, QARules())
+        template_of(made, QARules(), {})

@@ -72,7 +72,7 @@ def train_on(path: Path) -> None:
 
 def read_rows(path: Path) -> None:
     store = milldam.open(path / "packed")
-    read_boundaries(store, 0, 2).position_ids.sum()
+    read_boundaries(store, 0, 2)
     for row in store:
         row.sum()
 
@@ -87,7 +87,7 @@ def read_features(path: Path) -> None:
     store = milldam.qa.FeatureStore(path)
     repr(store), list(store)
     for number in range(store.examples):
-        store.document(number), store.example(number)
+        store.windows_of([number]), store.example(number)
     store.memory_positions(np.arange(len(store)))
 
 
@@ -175,13 +175,11 @@ def test_damaged_stores_give_a_right_result_or_an_error_that_says_where(stores: 
 def loaders(stores: Path) -> dict[str, Any]:
     """A loader of every kind that has a state."""
     tokens, plain = milldam.open(stores / "tokens", split="train"), milldam.open(stores / "plain")
-    features = milldam.qa.FeatureStore(stores / "features/store")
     mixed = milldam.mix({tokens: 0.7, plain: 0.3}).windows(8)
     inner = milldam.mix({mixed: 0.5, plain.windows(8): 0.5})
     found = {"windows": tokens.windows(8).batches(4), "packed": plain.packed(8, strategy="best_fit").batches(3)}
     found |= {"mixture": mixed.batches(4, epochs=2), "mixture of mixtures": inner.batches(4)}
-    found |= {"streams": plain.streams(2, 8).batches()}
-    return found | {"lanes": milldam.qa.Lanes(features, 2)}
+    return found | {"streams": plain.streams(2, 8).batches()}
 
 
 def damage_states(stores: Path, cases: int, seed: int) -> list[str]:

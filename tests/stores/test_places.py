@@ -57,7 +57,7 @@ def test_an_address_is_no_place_for_output(desk: Path, name: str) -> None:
 def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
     """Ids of two bytes that are read as four: without a vocabulary's size they are not believed."""
     np.arange(1, 2001, dtype=np.uint16).tofile("tokens.bin")
-    with pytest.raises(InputError, match=r"no vocabulary is that large\. Is the dtype uint32 right.*vocab_size"):
+    with pytest.raises(InputError, match=r"is not a token id of a vocabulary of 16,777,216\. .*dtype.*vocab_size"):
         milldam.import_tokens("tokens.bin", "imported", dtype="uint32")
     assert milldam.import_tokens("tokens.bin", "imported", dtype="uint32", vocab_size=2**30).tokens == 1000
     assert milldam.import_tokens("tokens.bin", "narrow").vocab_size == 2001

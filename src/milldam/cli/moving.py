@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @click.argument("store")
-@together("Format", *settings(ExportSettings, "to out split seq_len side dtype shard_size"))
+@together("Format", *settings(ExportSettings, "to out split seq_len dtype shard_size"))
 @job_options
 def export(store: str, **options: Any) -> Request[ExportSummary]:
     """

@@ -86,13 +86,15 @@ def qa_eval(
     if as_json:
         click.echo(json.dumps(scores.as_dict()))
         return
-    lines = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"]
-    for name, group in scores.groups.items():
-        if group.total:
-            lines.append(f"{name:<20}{group.total:>10,}{group.exact:>8.2f}{group.f1:>8.2f}")
-    if best := scores.best:
-        lines.append(f"Best exact {best.exact:.2f}, when null odds above {best.exact_threshold:g} mean no answer.")
-        lines.append(f"Best F1 {best.f1:.2f}, when those above {best.f1_threshold:g} do.")
+    lines, found = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"], scores.as_dict()
+    for name, group in (("all", ""), ("answerable", "HasAns_"), ("unanswerable", "NoAns_")):
+        if f"{group}total" in found:
+            total, exact, f1 = (found[f"{group}{figure}"] for figure in ("total", "exact", "f1"))
+            lines.append(f"{name:<20}{total:>10,}{exact:>8.2f}{f1:>8.2f}")
+    if null_odds is not None:
+        exact, threshold = found["best_exact"], found["best_exact_thresh"]
+        lines.append(f"Best exact {exact:.2f}, when null odds above {threshold:g} mean no answer.")
+        lines.append(f"Best F1 {found['best_f1']:.2f}, when those above {found['best_f1_thresh']:g} do.")
     click.echo(visible("\n".join(lines)))
     remarks = []
     if scores.missing:

@@ -96,8 +96,7 @@ def _of_store(store: Store) -> dict[str, Any]:
 
 def _of_other(opened: Any) -> dict[str, Any]:
     """The same of a table, or of a file of another tool."""
-    from milldam.formats.foreign import ForeignFile
-    from milldam.formats.megatron import MegatronFile
+    from milldam.formats.foreign import ForeignFile, MegatronFile
 
     if isinstance(opened, ForeignFile):
         facts = {"file": str(opened.path), "kind": opened.kind, "tokens": opened.tokens, "dtype": str(opened.dtype)}

@@ -55,7 +55,7 @@ def read_status(out: Path) -> dict[str, Any]:
     if state == runs.NEW and not is_running:
         raise StoreError(f"{out}: no run and no store here.\n{_NAME_IT}")
     last = runs.read_status(run.folder)
-    safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.journal, RECORDS)
+    safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.folder, RECORDS)
     if state == runs.FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {}

@@ -1,14 +1,12 @@
 """The files of other tools: a store -> their files, their tokens -> a store, and their files opened where they lie.
 
-npy, nanogpt, megatron, hf, parquet     a tool each: how its files are opened, read and written; mds: only written
-foreign      a flat file, read by training where it lies
-columns      documents from columns of Arrow and Parquet files: what hf and parquet read
-rows         files of rows of about a size: what hf, parquet and mds write
-writing      a file to export, and tokens in one large file: what npy, nanogpt and megatron write
 settings     the options of export and import
-finding      what the user names -> the files to import
-importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
+flat         tokens in one large file: npy, nanoGPT, Megatron-LM
+rows, mds    files of rows of about a size: HF datasets and Parquet; MDS
+importing    the job of import: files -> documents -> shards
+columns      documents from columns of Arrow and Parquet files
+foreign      a flat file, read by training where it lies
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call resumes and makes the same bytes.
 What was made from something else or with other options is never mixed in.
@@ -16,67 +14,50 @@ What was made from something else or with other options is never mixed in.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
-
-from milldam.choices import Side
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
-    from milldam.formats.finding import ReadRules, SourceFile
-    from milldam.formats.writing import Export, FileRecord, OutputFile
     from milldam.loader.stores import Store
-    from milldam.run.engine import Progress
-    from milldam.stores.tokens.writer import Tokens
 
 __all__ = ["FORMATS", "export", "import_tokens"]
 
 ReadName = Literal["npy", "nanogpt", "megatron", "hf", "parquet"]
-FormatName = Literal[ReadName, "mds"]
-READ: tuple[str, ...] = get_args(ReadName)
 """Those that are imported, too."""
-FORMATS: tuple[str, ...] = get_args(FormatName)
-"""Each is a module here, loaded when it is asked for."""
+FormatName = Literal[ReadName, "mds"]
 
 
-class Format(Protocol):
-    """A module that writes the files of one tool, and reads them if it is in `READ`. It may also have
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What can be written of a tool's format."""
 
-    open_file(path, wanted) -> ForeignFile          opens a file where it lies; its ending is in `foreign.OPENERS`
-    indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
-    complete_folder(export, split, folder, made)    what makes a folder complete; of each file: file, rows, bytes, xxh3
-    """
-
-    SUFFIXES: tuple[str, ...]
-    """Endings of the files that it reads."""
-    SHAPE: str
-    """ "file": OUT, with one of the endings;  "pair": OUT.bin and OUT.idx;  "folder": OUT/"""
-    ALL_SPLITS: bool
+    shape: Literal["file", "pair", "folder"]
+    """OUT, with an ending;  OUT.bin and OUT.idx;  OUT/"""
+    dtypes: tuple[str, ...]
+    """Of those that hold the vocabulary the first is the default."""
+    ending: str = ""
+    """Of a file."""
+    splits: bool = True
     """A store of several splits is written whole, as a folder with a part for each."""
-    OPTIONS: tuple[str, ...]
-    """Which of seq_len, dtype, shard_size and side it knows; others are refused."""
-    DTYPES: tuple[str, ...]
-    """That it can write; of those that hold the vocabulary the first is the default."""
-
-    def read(self, source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-        """All tokens of a file in blocks, its rows or itself as documents."""
-
-    def files(self, export: Export) -> Iterable[OutputFile]:
-        """The files to write, from the store's index and the options alone."""
-
-    def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
-        """Make one of these files, durably."""
+    seq_len: bool = False
+    """Holds rows: of `seq_len` tokens, in files of `shard_size`."""
+    masks: bool = False
+    """Has columns for what is trained on."""
 
 
-def load_format(name: str) -> Format:
-    from milldam.errors import ConfigError, did_you_mean
-
-    if name not in FORMATS:
-        raise ConfigError(f'No format "{name}"; there are {", ".join(FORMATS)}.{did_you_mean(name, FORMATS)}')
-    module: Any = importlib.import_module(f"milldam.formats.{name}")
-    return cast("Format", module)
+_ROWS = ("int32", "uint16", "uint32", "int64")
+"""int32 is what the tools' own tokenizing writes; any of their readers takes it. uint16 halves the files."""
+FORMATS: dict[str, Format] = {
+    "npy": Format("file", ("uint16", "int32", "uint32", "int64"), ".npy", splits=False),
+    "nanogpt": Format("file", ("uint16", "uint32", "int32", "int64"), ".bin"),
+    "megatron": Format("pair", ("uint16", "int32"), splits=False),
+    "hf": Format("folder", _ROWS, seq_len=True, masks=True),
+    "parquet": Format("folder", _ROWS, seq_len=True, masks=True),
+    "mds": Format("folder", _ROWS, seq_len=True),
+}
 
 
 def export(
@@ -86,7 +67,6 @@ def export(
     *,
     split: str | None = None,
     seq_len: int | None = None,
-    side: Side | None = None,
     dtype: str | None = None,
     shard_size: str | int = "256MB",
     memory: str | int | None = None,
@@ -98,8 +78,8 @@ def export(
     """Write a store as files that another tool reads; what `milldam export` does.
 
     Of several splits name one, where the format holds one. Rows are documents, or with `seq_len` exactly so many
-    tokens, across documents. `side`: of preference pairs, the documents of one side. `dtype`: by default that of the
-    store, if the format has it. `shard_size`: of the files, in formats of several.
+    tokens, across documents. `dtype`: by default that of the store, if the format has it. `shard_size`: of the files,
+    in formats of several.
 
     Resumes unfinished work; an export that is up to date is left as it is.
 
@@ -140,7 +120,7 @@ def import_tokens(
     Rows are documents; with `eos` all are joined and cut after that id, with `bos` before it. `column` has the ids,
     `masks` the loss mask (labels with -100, or zeros and ones; "none": ignore it); both are found by their usual names.
     `tokenizer` is copied into the store and ids are checked against it; without one, `vocab_size` is the largest id
-    and one. `dtype`: of a .bin file without a header; default uint16.
+    and one, and tokens are int32 unless the files hold uint16. `dtype`: of a .bin file without a header.
 
     Resumes unfinished work; if the source has changed, only the files that changed are imported again. A store that is
     up to date is opened as it is.

@@ -14,10 +14,11 @@ only on request; others never are.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,18 +26,21 @@ import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
+    NewFile,
     explain_os_errors,
     has_size,
+    hash_bytes,
     read_sealed,
     refuse_address,
     remove_temporaries,
     stays_in_folder,
     sync_folder,
 )
-from milldam.formats import Format, load_format
-from milldam.formats.rows import Rows
+from milldam.formats import FORMATS, Format
+from milldam.formats.flat import flat_files, write_flat
+from milldam.formats.mds import complete_mds, write_mds
+from milldam.formats.rows import Rows, complete_hf, write_rows
 from milldam.formats.settings import ExportSettings
-from milldam.formats.writing import Export, OutputFile, has_splits
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
@@ -52,8 +56,8 @@ from milldam.stores.place import Folder
 
 EXPORT = Kind("export", "milldam-export.json", "milldam export", "an export that is not in its place", "Run it again.")
 MARK = ".milldam-export"
-_MASKED = ("hf", "parquet")
-"""Formats with columns for what is trained on."""
+_COMPLETE = {"hf": complete_hf, "mds": complete_mds}
+"""What is written besides rows, when all of them are there."""
 log = logging.getLogger("milldam")
 
 
@@ -83,6 +87,72 @@ def array_of(store: str | Path | Store, settings: ExportSettings) -> ArrayWork[E
     return ArrayWork(job, job.options)
 
 
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A store to export, and how. In a worker, a `Load`: it writes files."""
+
+    to: str
+    parts: dict[str, Store]
+    """The splits to write, by name: the chosen one, or all of a store that has several."""
+    out: Path
+    """Where the user wants it; nothing is written there."""
+    folder: Path
+    """Where the files are made, under the names that they will have; for a folder, what will be OUT."""
+    dtype: np.dtype[Any]
+    """Of the tokens to write."""
+    seq_len: int | None
+    """Tokens of a row; None: a document a row."""
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether each split has a file or a folder of its own."""
+        return len(self.parts) > 1
+
+    def load(self) -> Make:
+        return self._make
+
+    def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
+        file: OutputFile = assigned.unit
+        path = self.folder / file.name
+        with explain_os_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        with NewFile(path) as new:
+            if FORMATS[self.to].seq_len:
+                rows = Rows(self, file.split)
+                write_mds(new, rows, file) if self.to == "mds" else write_rows(new, self.to, rows, file)
+            else:
+                write_flat(new, self, file, progress)
+            yield Record(assigned.key, outputs={f"files/{file.name}": new.commit()})
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file to make: a unit of the export."""
+
+    name: str
+    """Below the export's folder."""
+    split: str
+    size: int
+    """Bytes of input."""
+    rows: int = 0
+    tokens: int = 0
+    first: int = 0
+    """Number of its first row in the split."""
+    start: int = 0
+    """Position of its first token in the split."""
+
+    @property
+    def key(self) -> str:
+        return hash_bytes(json.dumps(self.as_json()).encode())[:16]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> OutputFile:
+        return cls(**value)
+
+
 class ExportJob(engine.Job[ExportSummary]):
     """A store to the files of another tool."""
 
@@ -97,19 +167,19 @@ class ExportJob(engine.Job[ExportSummary]):
             raise ConfigError(
                 f"{store}: not a store, but a file of {opened.kind}. `milldam import` makes a store of it."
             )
-        format, out, size = load_format(settings.to), Path(settings.out), parse_size(settings.shard_size)
-        chosen = _chosen_part(format, opened, out, settings)
-        dtype = _chosen_dtype(format.DTYPES, chosen, settings)
-        work = work_folder(out)
-        self._settings, self._format, self.workers, self._out = settings, format, settings.workers, out
-        self._export = Export(chosen, out, work / "files", dtype, settings.seq_len, size, settings.side)
-        self._is_folder = format.SHAPE == "folder" or has_splits(chosen)
-        endings = (".bin", ".idx") if format.SHAPE == "pair" else ("",)
+        format, out = FORMATS[settings.to], Path(settings.out)
+        chosen, parts = _chosen_parts(format, opened, out, settings)
+        dtype, work = _chosen_dtype(format, chosen, settings), work_folder(out)
+        self._settings, self.workers, self._out, self._store = settings, settings.workers, out, chosen
+        self._size = parse_size(settings.shard_size)
+        self._export = Export(settings.to, parts, out, work / "files", dtype, settings.seq_len)
+        self._is_folder = format.shape == "folder" or len(parts) > 1
+        endings = (".bin", ".idx") if format.shape == "pair" else ("",)
         self._outputs = [out.with_name(out.name + ending) for ending in endings]
         # The only split is the whole store, named or not.
         recipe: dict[str, Any] = {"to": settings.to, "split": chosen.split_name if len(chosen.splits) > 1 else None}
-        recipe |= {"store": chosen.fingerprint} | {name: getattr(settings, name) for name in format.OPTIONS}
-        recipe |= {"shard_size": size} if "shard_size" in format.OPTIONS else {}
+        recipe |= {"store": chosen.fingerprint, "dtype": settings.dtype}
+        recipe |= {"seq_len": settings.seq_len, "shard_size": self._size} if format.seq_len else {}
         read = {"files": len(chosen.shards), "bytes": chosen.tokens * chosen.dtype.itemsize}
         self._identity = Identity({"export": recipe}, read | {"fingerprint": chosen.fingerprint})
         self.options = engine.Options.of(settings, work, name=out)
@@ -125,10 +195,8 @@ class ExportJob(engine.Job[ExportSummary]):
         for path in (path for path in self._outputs if path.exists() and not is_whole):
             if self._is_folder and path.is_dir() and not any(path.iterdir()):
                 continue
-            if self._is_folder and not (path / MARK).exists():
+            if self._is_folder != path.is_dir() or (self._is_folder and not (path / MARK).exists()):
                 raise ConfigError(f"{path}: not made by `milldam export`; it is left alone.")
-            if path.is_dir() and not self._is_folder:
-                raise ConfigError(f"{path}: is a folder; {self._settings.to} is a file.")
             if not is_ours and not self._settings.overwrite:
                 reason = "changed since it was exported" if made else "no record says what it was made from"
                 raise MismatchError(f"{path}: exists ({reason}). Replace it with ", Setting("overwrite", True), ".")
@@ -140,14 +208,22 @@ class ExportJob(engine.Job[ExportSummary]):
         return bool(sizes) and all(has_size(place / name, size) for name, size in sizes.items())
 
     def units(self, run: Session) -> Iterable[OutputFile]:
-        return self._format.files(self._export)
+        if not FORMATS[self._settings.to].seq_len:
+            yield from (OutputFile(name, split, size) for name, split, size in flat_files(self._export))
+            return
+        for split, store in self._export.parts.items():
+            first = start = 0
+            for name, rows, tokens in Rows(self._export, split).files(self._settings.to, self._size):
+                name = f"{split}/{name}" if self._export.has_splits else name
+                yield OutputFile(name, split, tokens * store.dtype.itemsize, rows, tokens, first, start)
+                first, start = first + rows, start + tokens
 
     def stages(self, run: Session) -> Iterator[Stage]:
         folder = run.folder
         with explain_os_errors(self._export.folder):
             self._export.folder.mkdir(exist_ok=True)
-        self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
-        yield Stage("export", _FileMaker(self._settings.to, self._export), self._records, OutputFile.from_json)
+        self._records = Records(folder, RECORDS, folder.units.keys())
+        yield Stage("export", self._export, self._records, OutputFile.from_json)
 
     def finish(self, run: Session, plan: WorkPlan) -> ExportSummary:
         export, files = self._export, self._export.folder
@@ -156,11 +232,9 @@ class ExportJob(engine.Job[ExportSummary]):
             file: OutputFile = run.folder.units.at(number, OutputFile.from_json)
             facts = {"file": Path(file.name).name, "rows": file.rows, "tokens": file.tokens}
             made[file.split].append(record.outputs[f"files/{file.name}"] | facts)
-        complete = getattr(self._format, "complete_folder", None)
         for split, each in made.items():
-            if complete is None:
-                break
-            complete(export, split, files / split if export.has_splits else files, each)
+            if self._settings.to in _COMPLETE:
+                _COMPLETE[self._settings.to](export, split, files / split if export.has_splits else files, each)
         with explain_os_errors(files):
             for folder in (files, *(path for path in files.iterdir() if path.is_dir())):
                 remove_temporaries(folder)
@@ -186,13 +260,8 @@ class ExportJob(engine.Job[ExportSummary]):
                 self._out.rename(files.with_name("replaced"))
             files.rename(self._out)
         else:
-            # The last, which readers of a pair look for, goes first and comes last: it never describes other files.
-            outdated = self._outputs[1:]
-            if self._settings.to == "npy":
-                from milldam.formats.npy import read_sidecar, sidecar_path
-
-                outdated = [sidecar_path(self._out)] if read_sidecar(self._out) is not None else []
-            for path in outdated:
+            # The index, which readers of a pair look for, goes first and comes last: it never describes other tokens.
+            for path in self._outputs[1:]:
                 path.unlink(missing_ok=True)
             for path in self._outputs:
                 (files / path.name).rename(path)
@@ -200,111 +269,76 @@ class ExportJob(engine.Job[ExportSummary]):
         sync_folder(self._out.parent)
 
     def _counts(self, made: list[dict[str, Any]]) -> dict[str, int]:
-        if "seq_len" not in self._format.OPTIONS:
-            return {}
+        """Rows, and what is in none of them."""
         rows, export = sum(one["rows"] for one in made), self._export
-        if export.store.has_spans and export.seq_len is not None and self._settings.to in _MASKED:
+        if not FORMATS[export.to].seq_len:
+            return {}
+        if FORMATS[export.to].masks and self._store.has_spans and export.seq_len is not None:
             # Rows are padded; what is left out is what is too long for one.
-            too_long = [Rows(export, split, masked=True).packed.too_long for split in export.parts]
+            too_long = [Rows(export, split).packed.too_long for split in export.parts]
             left = {"tokens_left_out": sum(one.tokens for one in too_long)}
             return {"rows": rows, "documents_left_out": sum(one.documents for one in too_long)} | left
-        return {"rows": rows, "tokens_left_out": export.store.tokens - sum(one["tokens"] for one in made)}
+        return {"rows": rows, "tokens_left_out": self._store.tokens - sum(one["tokens"] for one in made)}
 
     def up_to_date(self, run: Session) -> ExportSummary | None:
         made = EXPORT.facts(Folder(run.folder.out))
         return replace(self._summary(made), up_to_date=True) if self._has_all(made["sizes"]) else None
 
     def _summary(self, made: dict[str, Any]) -> ExportSummary:
-        store, sizes = self._export.store, made["sizes"]
+        store, sizes = self._store, made["sizes"]
         counts = {"documents": len(store), "tokens": store.tokens, "files": len(sizes)} | made["counts"]
         facts: ExportFacts = {"to": self._settings.to, "dtype": made["dtype"]}
         return Summary("export", str(self._out), facts, counts=counts, output_bytes=sum(sizes.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _FileMaker:
-    """Writes the files of an export."""
-
-    to: str
-    export: Export
-
-    def load(self) -> Make:
-        write_file = load_format(self.to).write_file
-
-        def make(assigned: Assigned, progress: Progress) -> Iterator[Record]:
-            path = self.export.folder / assigned.unit.name
-            with explain_os_errors(path):
-                path.parent.mkdir(exist_ok=True)
-            written = write_file(self.export, assigned.unit, progress)
-            yield Record(assigned.key, outputs={f"files/{assigned.unit.name}": written})
-
-        return make
-
-
 # ---- what can be written ----
 
 
-def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettings) -> Store:
-    """The part of the store to write, if the format can hold it and OUT can be made."""
-    to = settings.to
-    for name in ("seq_len", "dtype", "side"):
-        if getattr(settings, name) is not None and name not in format.OPTIONS:
-            raise ConfigError(f"{to}: ", Setting(name), " does not apply to this format. Leave it out.")
+def _chosen_parts(format: Format, store: Store, out: Path, settings: ExportSettings) -> tuple[Store, dict[str, Store]]:
+    """The store to write and its splits by name, if the format can hold them and OUT can be made."""
+    to, seq_len = settings.to, settings.seq_len
+    if seq_len is not None and not format.seq_len:
+        raise ConfigError(f"{to}: ", Setting("seq_len"), " does not apply to this format. Leave it out.")
     if out.name in ("", ".."):
         raise ConfigError(f"{out}: name what is to be made, such as {to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
         raise ConfigError(f"{out}: is the store itself. Choose another place.")
     chosen = store if settings.split is None else store.named_part(settings.split)
-    if not format.ALL_SPLITS:
+    if not format.splits:
         chosen.stream()  # which refuses several splits where one must be named
     if chosen.tokens == 0:
         raise ConfigError(f"{chosen.name}: has no tokens. There is nothing to export.")
-    for split in chosen.splits if chosen.split_name is None else (chosen.split_name,):
+    if chosen.split_name is None and len(chosen.splits) > 1:
+        parts = {name: chosen.named_part(name) for name in chosen.splits}
+    else:
+        parts = {chosen.split_name or chosen.splits[0]: chosen}
+    for split, part in parts.items():
         # They become folders and files.
         if not stays_in_folder(split, hidden=False):
             raise ConfigError(f'{store.name}: the split "{split}" is not a valid file name. Nothing is written.')
-        tokens = sum(shard.tokens for shard in chosen.shards if shard.split == split)
-        if settings.seq_len is not None and tokens < settings.seq_len:
-            problem = f': the split "{split}" has {tokens:,} tokens, not even one row. Use shorter rows.'
-            raise ConfigError(Setting("seq_len", settings.seq_len), problem)
-    _check_name(format, chosen, out, to)
-    _check_chat(chosen, settings)
-    return chosen
-
-
-def _check_name(format: Format, store: Store, out: Path, to: str) -> None:
-    """Refuse a name that the tool would not read."""
-    if format.SHAPE == "pair" and out.suffix in (".bin", ".idx"):
+        if seq_len is not None and part.tokens < seq_len:
+            problem = f': the split "{split}" has {part.tokens:,} tokens, not even one row. Use shorter rows.'
+            raise ConfigError(Setting("seq_len", seq_len), problem)
+    has_ending = bool(format.ending) and out.suffix == format.ending
+    if format.shape == "pair" and out.suffix in (".bin", ".idx"):
         raise ConfigError(f"{out}: a pair is named without its endings: {out.with_suffix('')}.")
-    if format.SHAPE == "file" and not has_splits(store) and out.suffix not in format.SUFFIXES:
-        raise ConfigError(f"{out}: {to} is a file that ends in {format.SUFFIXES[0]}.")
-    if format.SHAPE == "file" and has_splits(store) and out.suffix in format.SUFFIXES:
-        raise ConfigError(
-            f"{out}: of several splits ({', '.join(store.splits)}), {to} is a folder with a file for each. "
-            "Name a folder, or choose one split with ",
-            Setting("split", store.splits[0]),
-            ".",
-        )
-
-
-def _check_chat(store: Store, settings: ExportSettings) -> None:
-    """Of preference pairs, both sides look alike in rows that are packed, and in formats without columns for them."""
-    pairs = store.manifest.chat is not None and store.manifest.chat["pairs"]
-    if settings.side is not None and not pairs:
-        raise ConfigError(Setting("side", settings.side), f": {store.name} is not a store of pairs. Leave it out.")
-    if pairs and settings.to not in _MASKED:
-        problem = f"{store.name}: {settings.to} can't hold preference pairs: chosen and rejected answers would look"
-        raise ConfigError(f"{problem} alike. Use ", Setting("to", "hf"), " or ", Setting("to", "parquet"), ".")
-    if pairs and settings.side is None and settings.seq_len is not None:
-        problem = f"{store.name}: chosen and rejected answers would look alike in packed rows. Name one side: "
-        raise ConfigError(problem, Setting("side", "chosen"), "; or leave out ", Setting("seq_len"), ".")
-    if store.has_spans and settings.to not in _MASKED:
+    if format.shape == "file" and has_ending != (len(parts) == 1):
+        wanted = f"a file that ends in {format.ending}" if len(parts) == 1 else "a folder with a file for each split"
+        raise ConfigError(f"{out}: {to} is {wanted}. Name one, or a split with ", Setting("split"), ".")
+    pairs = chosen.manifest.chat is not None and chosen.manifest.chat["pairs"]
+    if pairs and (not format.masks or seq_len is not None):
+        rows = f"{to} can't hold" if not format.masks else "rows of seq_len can't hold"
+        problem = f"{store.name}: {rows} preference pairs: chosen and rejected answers would look alike. Use "
+        raise ConfigError(problem, Setting("to", "hf"), " or ", Setting("to", "parquet"), ", a pair a row.")
+    if chosen.has_spans and not format.masks:
         lost = "can't hold what is trained on: all tokens look alike there. hf and parquet can"
-        log.warning(f"{store.name}: {settings.to} {lost}.")
+        log.warning(f"{chosen.name}: {to} {lost}.")
+    return chosen, parts
 
 
-def _chosen_dtype(known: tuple[str, ...], store: Store, settings: ExportSettings) -> np.dtype[Any]:
+def _chosen_dtype(format: Format, store: Store, settings: ExportSettings) -> np.dtype[Any]:
     """The dtype that the user names, or the first of the format's that holds the vocabulary."""
+    known = format.dtypes
     wide = [name for name in known if np.iinfo(name).max >= store.vocab_size - 1]
     name = wide[0] if settings.dtype is None else settings.dtype
     if name not in known:

@@ -1,22 +1,21 @@
 """The job of `milldam import`: tokens of other tools -> a store.
 
-A unit is a file of the source. Documents are its rows; or all rows are joined to one stream that is cut behind, or
-before, each of an id, which stays with the document that it ends or begins: then documents go over files, and all files
-of a split are one unit. A shard ends with the document that fills it, or with its unit. Its record says how far the
-unit is taken then: a killed import resumes there, and reads the file that was left half way again from its begin.
-
-    scan      only where neither a tokenizer nor the user says the vocabulary: the largest id of each unit
-    import    shards of each unit; the record that ends a unit names none
+A unit is a file of the source. Documents are its rows; or its rows are joined to one stream that is cut behind, or
+before, each of an id, which stays with the document that it ends or begins. A document never spans two files. A shard
+ends with the document that fills it, or with its unit. Its record says how many documents of the unit are done then: a
+killed import resumes there, and reads the file that was left half way again from its begin.
 
 Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
-the vocabulary is what `vocab_size` says, or one more than the largest id. Memory: blocks of a million tokens, and what
-the formats need besides (a row group's column of Parquet).
+the vocabulary is what `vocab_size` says; or one more than the largest id, and the tokens are as wide as the source
+suggests: uint16 where that is in files of uint16, else int32. Memory: blocks of a million tokens, and what the formats
+need besides (a row group's column of Parquet).
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections import Counter
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,33 +24,36 @@ from typing import Any, TypedDict
 import numpy as np
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import hash_bytes
-from milldam.formats import load_format
-from milldam.formats.finding import ReadRules, SourceFile, find_files
-from milldam.formats.foreign import token_dtype_of
+from milldam.files import hash_bytes, stays_in_folder
+from milldam.formats.columns import read_columns
+from milldam.formats.flat import cut_blocks, read_blocks
+from milldam.formats.foreign import OPENED, MegatronFile, foreign_path, format_of, open_foreign, token_dtype_of
 from milldam.formats.settings import ImportSettings
-from milldam.input_files import version_of
-from milldam.memory import parse_size, usage
+from milldam.input_files import is_ours, nearby, version_of
+from milldam.loader.reading import open_reader
+from milldam.memory import parse_size
 from milldam.run import engine
 from milldam.run.array import ArrayWork
-from milldam.run.budget import WorkPlan, require_room
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity, key_of
-from milldam.stores.kinds import TOKENS, live_files
+from milldam.run.units import Identity, key_of, mixed_keys
+from milldam.stores.kinds import TOKENS, live_files, store_kind
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard, sums
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import has_every_file
 
-SCANS = "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
-_COPIES = 3
-"""Of a row's ids, four bytes each: decoded, with their levels, and as tokens (measured: 11.3 bytes)."""
-_LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
+_ENDINGS = dict.fromkeys(OPENED, "") | {".parquet": "parquet", ".pq": "parquet", ".arrow": "hf", ".feather": "hf"}
+_SPLIT = re.compile(r"(?:^|[_.-])(train|validation|valid|val|test|eval|dev)(?=[_.-]|$)")
+_KNOWN = (
+    "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, "
+    "and the folders of save_to_disk."
+)
 
 
 class ImportFacts(TypedDict):
@@ -76,58 +78,114 @@ def array_of(settings: ImportSettings) -> ArrayWork[ImportSummary]:
     return ArrayWork(ImportJob(settings), engine.Options.of(settings))
 
 
-# ---- units ----
+# ---- what the user names -> the files to read, in a fixed order; no token is read ----
 
 
 @dataclass(frozen=True, slots=True)
-class ImportUnit:
-    """Files that are read one after the other."""
+class SourceFile:
+    """A file of the source: a unit. Of a pair of Megatron-LM, the tokens."""
 
-    split: str
-    files: tuple[tuple[str, str], ...]
-    """Format and path."""
+    path: str
     size: int
-    key: str
-    """Changes when a file changes, or is read as another format."""
-
-    @classmethod
-    def of(cls, files: list[SourceFile]) -> ImportUnit:
-        listed = [[*_listed(file)] for file in files]
-        # By its name: data that moves to another folder is still the same data.
-        states = [[(Path(one.path).name, one.size, one.version) for one in each] for each in listed]
-        split, size = str(files[0].split), sum(one.size for each in listed for one in each)
-        key = key_of(split, key_of(states, [file.format for file in files]))
-        return cls(split, tuple((file.format, str(file.path)) for file in files), size, key)
+    version: str
+    format: str
+    split: str
 
     @property
-    def sources(self) -> list[SourceFile]:
-        return [SourceFile(format, Path(path), self.split) for format, path in self.files]
+    def key(self) -> str:
+        # By its name: data that moves to another folder is still the same data.
+        return key_of(self.split, key_of(Path(self.path).name, self.size, self.version, self.format))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
+    def from_json(cls, value: dict[str, Any]) -> SourceFile:
         return cls(**value)
 
 
-@dataclass(frozen=True, slots=True)
-class _ListedFile:
-    """A file as the run folder lists it."""
+def find_files(settings: ImportSettings) -> list[SourceFile]:
+    """Everything to read, files of one split together, those of training first.
 
-    path: str
-    size: int
-    version: str
+    A folder that `save_to_disk` wrote is read as its index says; of other folders everything is read that is known,
+    their folders included. A split is the last word in a path below the source that names one, as in `val/0.parquet`
+    or fineweb_train_000001.bin; files that belong to none belong to train.
+    """
+    found: list[tuple[Path, str | None]] = []
+    for source in (Path(one).expanduser() for one in settings.source):
+        if store_kind(source) is TOKENS:
+            raise ConfigError(f"{source}: is already a milldam store. There is nothing to import.")
+        path = foreign_path(source) or source
+        if not path.exists():
+            raise InputError(f"{source}: no such file or folder.{nearby(str(source))}")
+        several = list(_files_in(path, None)) if path.is_dir() else [(path, None)]
+        if not several or any(one.suffix not in _ENDINGS for one, _ in several):
+            raise InputError(f"{source}: no tokens that milldam knows.\n{_KNOWN}")
+        found += several
+    has_splits, files = any(split is not None for _, split in found), []
+    for path, split in found:
+        format = _ENDINGS[path.suffix] or format_of(path)
+        if settings.format not in (None, format) and "" not in (_ENDINGS[path.suffix], settings.format):
+            raise ConfigError(f"{path}: is {format}, not {settings.format}.")
+        if settings.split is None or not has_splits or settings.split == (split or "train"):
+            name = settings.split or split or "train"
+            files.append(_source_file(path.with_suffix(".bin") if format == "megatron" else path, format, name))
+    if not files:
+        known = dict.fromkeys(split or "train" for _, split in found)
+        raise ConfigError(f'No split "{settings.split}" in the source; it has {", ".join(known)}.')
+    order = ["train", *dict.fromkeys(file.split for file in files)]
+    return sorted(files, key=lambda file: order.index(file.split))
 
 
-def _listed(file: SourceFile) -> Iterator[_ListedFile]:
-    """The files that a source is read from, as they are now."""
-    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
+def _source_file(path: Path, format: str, split: str) -> SourceFile:
+    """A file as it is now."""
+    size, versions = 0, list[str]()
+    for one in (path, path.with_suffix(".idx")) if format == "megatron" else (path,):
         try:
-            status = os.stat(path)
+            status = os.stat(one)
         except OSError as error:
-            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
-        yield _ListedFile(str(path), status.st_size, version_of(status))
+            raise InputError(f"{one}: can't be read ({error.strerror}).") from None
+        size, versions = size + status.st_size, [*versions, version_of(status)]
+    return SourceFile(str(path), size, " ".join(versions), format, split)
+
+
+def _files_in(folder: Path, split: str | None) -> Iterator[tuple[Path, str | None]]:
+    """The files of a folder, and the split of each; an index of Megatron goes with its tokens."""
+    indexes = {
+        name: _read_index(folder / name) for name in ("dataset_dict.json", "state.json") if (folder / name).exists()
+    }
+    if "dataset_dict.json" in indexes:
+        for name in indexes["dataset_dict.json"].get("splits", []):
+            if not (_inside(folder, name) / "state.json").is_file():
+                raise InputError(f"{folder / name}: no dataset in it, though dataset_dict.json names it.")
+            yield from _files_in(folder / name, name)
+    elif "state.json" in indexes:
+        if indexes["state.json"].get("_indices_data_files"):
+            raise InputError(f"{folder}: its rows are chosen by indices. Save it again with .flatten_indices().")
+        yield from ((_inside(folder, one["filename"]), split) for one in indexes["state.json"].get("_data_files", []))
+    else:
+        for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+            names = _SPLIT.findall(path.name if path.is_dir() else path.stem)
+            part = names[-1] if names else split
+            if path.is_dir() and not is_ours(str(path)):
+                yield from _files_in(path, part)
+            elif path.is_file() and path.suffix in _ENDINGS and path.suffix != ".idx":
+                yield path, part
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read ({error}).") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _inside(folder: Path, name: object) -> Path:
+    """A file that an index names. It may come from anywhere: it must not make us read files elsewhere."""
+    if not stays_in_folder(name, hidden=False):
+        raise InputError(f'{folder}: its index names the file "{name}", which leaves the folder; refused.')
+    return folder / str(name)
 
 
 # ---- the job ----
@@ -136,204 +194,118 @@ def _listed(file: SourceFile) -> Iterator[_ListedFile]:
 class ImportJob(engine.Job[ImportSummary]):
     """Tokens of other tools to a store."""
 
-    kind, outputs = TOKENS, (*SHARDS, "tokenizer.json")
+    kind, outputs, stage_names = TOKENS, (*SHARDS, "tokenizer.json"), ("import",)
 
     def __init__(self, settings: ImportSettings) -> None:
         if settings.dtype is not None:
             token_dtype_of(settings.dtype)
         self._settings, self.workers = settings, settings.workers
-        self._vocab_size = settings.vocab_size
-        scans = settings.tokenizer is None and settings.vocab_size is None
-        self.stage_names = ("scan", "import") if scans else ("import",)
-        # A stream that is cut at an id has no rows that a mask could belong to.
-        masks = settings.masks if settings.border is None else "none"
-        self._rules = ReadRules(settings.column, settings.dtype, masks)
 
     def prepare(self, run: Session) -> Identity:
         settings = self._settings
-        sources = [Path(source).expanduser() for source in settings.source]
-        self._files = find_files(sources, settings.format, settings.split)
-        self._tokenizer, self._tokenizer_json = self._load_tokenizer()
-        self.batch_bytes = max((_row_bytes(file, self._rules) for file in self._files), default=0)
-        require_room(run.budget, {"the rows of these files": usage().anonymous + self.batch_bytes})
+        self._files = find_files(settings)
+        vocab_size, self._tokenizer_json = settings.vocab_size, b""
+        self._tokenizer: dict[str, Any] = {"name": "none", "xxh3": None}
+        ids = {"bos": settings.bos, "eos": settings.eos}
+        tokens: dict[str, str | None] = {"bos_token": None, "eos_token": None}
+        if settings.tokenizer is not None:
+            from milldam.tokenizers.loading import load_tokenizer
+
+            loaded = load_tokenizer(settings.tokenizer)
+            for name, id in ids.items():
+                tokens[f"{name}_token"] = token = None if id is None else loaded.huggingface.id_to_token(id)
+                if id is not None and token is None:
+                    problem = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+                    raise ConfigError(Setting(name, id), problem)
+            vocab_size, self._tokenizer_json = loaded.vocab_size, loaded.json.encode()
+            self._tokenizer = {"name": loaded.name, "xxh3": hash_bytes(self._tokenizer_json)}
+        self._tokenizer |= ids | tokens
+        self._vocab_size = vocab_size
+        self._dtype = token_dtype(vocab_size or 2**16)
+        if vocab_size is None and any(self._is_wide(file) for file in self._files):
+            self._dtype = "int32"
         recipe = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
         recipe |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
         recipe |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
-        self._units, input = self._look_at_input(run)
+        state = run.folder.inputs.write((0, file) for file in self._files)
+        # And what they are taken for.
+        digest = hash_bytes(f"{state['fingerprint']} {[file.key for file in self._files]}".encode())
+        input = state | {"fingerprint": digest}
         self._identity = Identity({"import": recipe}, input, self._tokenizer["name"])
         return self._identity
 
-    def _load_tokenizer(self) -> tuple[dict[str, Any], str | None]:
-        """The tokenizer's facts for the manifest, and its JSON."""
-        settings = self._settings
-        facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
-        if settings.tokenizer is None:
-            return {"name": "none", "xxh3": None} | facts, None
-        from milldam.tokenizers.loading import load_tokenizer
+    def _is_wide(self, file: SourceFile) -> bool:
+        """Whether the ids of a file are taken for larger than uint16."""
+        if file.format in ("hf", "parquet"):
+            return True
+        return open_foreign(Path(file.path), self._settings.dtype).dtype.itemsize > 2
 
-        loaded = load_tokenizer(settings.tokenizer)
-        for name in ("bos", "eos"):
-            if facts[name] is not None:
-                token = loaded.huggingface.id_to_token(facts[name])
-                if token is None:
-                    problem = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
-                    raise ConfigError(Setting(name, facts[name]), problem)
-                facts[f"{name}_token"] = str(token)
-        self._vocab_size = loaded.vocab_size
-        return {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())} | facts, loaded.json
-
-    def _look_at_input(self, run: Session) -> tuple[list[ImportUnit], dict[str, Any]]:
-        """The units, and the input's state: its files, and what they are taken for."""
-        if self._settings.border is None:
-            units = [ImportUnit.of([file]) for file in self._files]
-        else:  # documents may cross files
-            splits = dict.fromkeys(file.split for file in self._files)
-            units = [ImportUnit.of([file for file in self._files if file.split == split]) for split in splits]
-        state = run.folder.inputs.write((0, one) for file in self._files for one in _listed(file))
-        digest = hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())
-        return units, state | {"fingerprint": digest}
-
-    def units(self, run: Session) -> Iterable[ImportUnit]:
-        return self._units
+    def units(self, run: Session) -> Iterable[SourceFile]:
+        return self._files
 
     def files(self, run: Session) -> dict[str, bytes]:
-        return {} if self._tokenizer_json is None else {"tokenizer.json": self._tokenizer_json.encode()}
+        return {"tokenizer.json": self._tokenizer_json} if self._tokenizer_json else {}
 
     def stages(self, run: Session) -> Iterator[Stage]:
-        settings, folder = self._settings, run.folder
-        keys = folder.units.keys()
-        if self._vocab_size is None:
-            scans = Records(folder.journal, SCANS, folder.out, keys)
-            yield Stage("scan", _Scan(self._rules), scans, ImportUnit.from_json)
-            largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
-            if largest >= _LARGEST_BELIEVED:
-                dtype = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
-                raise InputError(
-                    f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that "
-                    f"large. Is {dtype} right, and the column? If it is, set ",
-                    Setting("vocab_size"),
-                    ".",
-                )
-            self._vocab_size = max(largest, settings.border or 0) + 1
-        dtype = token_dtype(self._vocab_size)
-        width = np.dtype(dtype).itemsize
-        # Ids beyond 65,536 that come with a new file make all shards wider.
-        mixed = keys.mixed(np.full(len(keys), width, np.uint64))
-        self._records = Records(folder.journal, RECORDS, folder.out, mixed)
-        shard_tokens = max(1, parse_size(settings.shard_size) // width)
-        begins = settings.eos is None
-        load = _Import(folder.out, self._rules, settings.border, begins, dtype, self._vocab_size, shard_tokens)
-        yield Stage("import", load, self._records, ImportUnit.from_json)
+        folder, width = run.folder, np.dtype(self._dtype).itemsize
+        # A wider file that is new makes all shards wider.
+        self._records = Records(folder, RECORDS, mixed_keys(folder.units.keys(), width))
+        limit = self._vocab_size or (_LARGEST_BELIEVED if width > 2 else 2**16)
+        load = _Import(folder.out, self._settings, self._dtype, limit)
+        yield Stage("import", load, self._records, SourceFile.from_json)
 
     def finish(self, run: Session, plan: WorkPlan) -> ImportSummary:
-        folder, identity = run.folder, self._identity
+        folder, records = run.folder, [(unit, one) for unit, one in self._records.in_plan_order() if not one.last]
         folder.tidy()
-        if self._look_at_input(run)[1] != identity.input:
+        if find_files(self._settings) != self._files:
             raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
-        shards = [
-            Shard(**record.facts["shard"] | {"unit": unit, "part": record.part})
-            for unit, record in self._records.in_plan_order()
-            if not record.last
-        ]
+        shards = [Shard(**one.facts["shard"] | {"unit": unit, "part": one.part}) for unit, one in records]
         if not shards:
             raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
-        assert self._vocab_size is not None
-        facts = Manifest(
-            token_dtype(self._vocab_size),
-            self._vocab_size,
+        if len({shard.spans is None for shard in shards}) > 1:
+            problem = "Some files say what is trained on and others don't. Import each kind separately, or use "
+            raise InputError(problem, Setting("masks", "none"), ".")
+        chat = None
+        if shards[0].spans is not None:
+            chat = {"form": "tokens", "pairs": False, "conversations": sum(one.documents for one in shards), "turns": 0}
+            chat |= {"trained_tokens": sum(one.facts["trained"] for _, one in records)}
+        largest = max(*(one.facts["largest"] for _, one in records), self._settings.border or 0)
+        identity = self._identity
+        manifest = Manifest(
+            self._dtype,
+            self._vocab_size or largest + 1,
             self._tokenizer,
             "imported",
             identity.settings,
             identity.input,
             shards=tuple(sorted(shards, key=lambda shard: (shard.split != "train", shard.split))),
-            chat=self._chat_facts(),
+            chat=chat,
             units=plan.units,
         )
-        summary = self._summary(folder.out, facts)
-        facts.write(folder.out)
+        manifest.write(folder.out)
         sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
-        summary = replace(summary, up_to_date=False, units=plan.units, workers=plan.workers, changed=plan.changes)
-        summary = run.measured(replace(summary, reused=self._records.reused))
+        summary = replace(self._summary(folder.out, manifest), up_to_date=False, units=plan.units, workers=plan.workers)
+        summary = run.measured(replace(summary, changed=plan.changes, reused=self._records.reused))
         summary.write(folder.folder)
         return summary
 
-    def _chat_facts(self) -> dict[str, Any] | None:
-        """Facts of conversations, where a column said what is trained on."""
-        kinds, sums = set[tuple[bool, ...]](), Counter[str]()
-        for _, record in self._records.in_plan_order():
-            if not record.last:
-                chat = record.facts["chat"]
-                kinds.add(() if chat is None else (chat["pairs"] > 0, chat["labels"] > 0))
-                sums.update(chat or {}, documents=record.counts["documents"])
-        if len(kinds) > 1:
-            what = "say what is trained on" if () in kinds else "have pairs, or labels of documents,"
-            problem = f"Some files {what} and others don't. Import each kind separately, or use "
-            raise InputError(problem, Setting("masks", "none"), ".")
-        if kinds <= {()}:
-            return None
-        known = {"form": "tokens", "pairs": sums["pairs"] > 0, "conversations": sums["documents"], "turns": 0}
-        return known | {"trained_tokens": sums["trained"]}
-
     def up_to_date(self, run: Session) -> ImportSummary | None:
         out = run.folder.out
-        if not has_every_file(out, TOKENS):
-            return None
-        return self._summary(out, Manifest.read(out))
+        return self._summary(out, Manifest.read(out)) if has_every_file(out, TOKENS) else None
 
     def _summary(self, out: Path, manifest: Manifest) -> ImportSummary:
         splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
-        documents = {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()}
-        counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
         facts: ImportFacts = {
             "formats": tuple(dict.fromkeys(file.format for file in self._files)),
             "dtype": manifest.dtype,
             "vocab_size": manifest.vocab_size,
-            "splits": documents,
+            "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
         }
-        return Summary("import", str(out), facts, up_to_date=True, counts=counts | {"files": len(self._files)})
-
-
-def _row_bytes(file: SourceFile, rules: ReadRules) -> int:
-    """Memory for rows of a Parquet file, read, decoded and as tokens: a few bytes on disk may be millions of ids."""
-    if file.format != "parquet":
-        return 0
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from milldam.formats.columns import choose_columns
-
-    most = 0
-    try:
-        with pq.ParquetFile(file.path) as parquet:
-            names = choose_columns(parquet.schema_arrow, rules, file.path).names
-            for group in map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)):
-                chunks = [group.column(number) for number in range(group.num_columns)]
-                values = sum(one.num_values for one in chunks if one.path_in_schema.split(".")[0] in names)
-                most = max(most, _COPIES * 4 * values // max(1, group.num_rows))
-    except (OSError, pa.ArrowException):
-        return 0  # whoever reads it says what is wrong
-    return most
+        counts = {name: manifest.sums[name] for name in ("documents", "tokens")} | {"files": len(self._files)}
+        return Summary("import", str(out), facts, up_to_date=True, counts=counts)
 
 
 # ---- in a worker ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """Finds the largest id of a unit."""
-
-    rules: ReadRules
-
-    def load(self) -> Make:
-        return self._scan
-
-    def _scan(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
-        largest = -1
-        for file in assigned.unit.sources:
-            for tokens in load_format(file.format).read(file, self.rules):
-                largest = max(largest, _largest(tokens, file))
-                progress.add(tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
-        yield Record(assigned.key, facts={"largest": largest})
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,62 +313,47 @@ class _Import:
     """Writes the shards of a unit, from where an earlier run stopped."""
 
     out: Path
-    rules: ReadRules
-    border: int | None
-    begins: bool
-    """A stream is cut before the border, not behind it."""
+    settings: ImportSettings
     dtype: str
-    vocab_size: int
-    shard_tokens: int
+    limit: int
+    """Every id is less."""
 
     def load(self) -> Make:
         return self._import
 
     def _import(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
-        """A record for each shard, with its position: the number of a file, and how many documents have ended in it.
-        The record that ends the unit names no shard."""
-        files, part = assigned.unit.sources, assigned.next_part
-        first, taken = (0, 0) if assigned.begun is None else assigned.begun.facts["position"]
+        """A record for each shard, with how many documents are done; the record that ends the unit names no shard."""
+        part, taken = assigned.next_part, 0 if assigned.begun is None else assigned.begun.facts["taken"]
+        shard_tokens = max(1, parse_size(self.settings.shard_size) // np.dtype(self.dtype).itemsize)
         writer: ShardWriter | None = None
-        chat, is_open = Counter[str](), False
+        largest, trained = 0, 0
 
-        def record(writer: ShardWriter, position: tuple[int, int]) -> Record:
+        def record(writer: ShardWriter) -> Record:
             shard = writer.commit()
             counts = {"documents": shard.documents, "tokens": shard.tokens}
-            known = {name: chat[name] for name in ("trained", "pairs", "labels")} if shard.spans else None
-            facts = {"shard": asdict(shard), "position": position, "chat": known}
+            facts = {"shard": asdict(shard), "taken": taken, "largest": largest, "trained": trained}
             outputs = {f"{shard.name}.{ending}": file for ending, file in shard.files.items()}
             return Record(assigned.key, part, last=False, outputs=outputs, counts=counts, facts=facts)
 
         try:
-            for number in range(first, len(files)):
-                for tokens in _after(taken, self._documents(files[number])):
-                    if self.border is not None and not is_open and tokens.lengths[0] == 0:
-                        # A border before which there is nothing.
-                        tokens, taken = tokens.pieces(1, len(tokens.lengths)), taken + 1
-                    while len(tokens.lengths):
-                        writer = writer or ShardWriter(self.out, assigned.unit.split, self.dtype)
-                        every, closed = len(tokens.lengths), len(tokens.lengths) - tokens.open
-                        room = self.shard_tokens - writer.tokens
-                        last = int(tokens.lengths.cumsum()[:closed].searchsorted(room))
-                        full, each = last < closed, tokens.documents_each
-                        # Both of a pair go into one shard.
-                        stop = (last // each + 1) * each if full else every
-                        some, tokens = tokens.pieces(0, stop), tokens.pieces(stop, every)
-                        writer.append(some)
-                        documents, is_open = len(some.lengths) - some.open, some.open
-                        chat.update(_chat_counts(some))
-                        taken += documents
-                        progress.add(documents=documents, tokens=len(some.flat), input_bytes=some.flat.nbytes)
-                        if full:
-                            yield record(writer, (number, taken))
-                            part, writer = part + 1, None
-                            chat.clear()
-                taken = 0
+            for tokens in _after(taken, self._documents(assigned.unit)):
+                while len(tokens.lengths):
+                    writer = writer or ShardWriter(self.out, assigned.unit.split, self.dtype)
+                    every, closed = len(tokens.lengths), len(tokens.lengths) - tokens.open
+                    last = int(tokens.lengths.cumsum()[:closed].searchsorted(shard_tokens - writer.tokens))
+                    stop = last + 1 if last < closed else every
+                    some, tokens = tokens.pieces(0, stop), tokens.pieces(stop, every)
+                    writer.append(some)
+                    largest = max(largest, int(some.flat.max(initial=0)))
+                    trained += 0 if some.spans is None else some.spans.trained_tokens
+                    documents = len(some.lengths) - some.open
+                    taken += documents
+                    progress.add(documents=documents, tokens=len(some.flat), input_bytes=some.flat.nbytes)
+                    if last < closed:
+                        yield record(writer)
+                        part, writer, largest, trained = part + 1, None, 0, 0
             if writer is not None:
-                if is_open:
-                    writer.append(Tokens(np.empty(0, np.int64), np.zeros(1, np.int64)))
-                yield record(writer, (len(files), 0))
+                yield record(writer)
                 part += 1
         finally:
             if writer is not None:
@@ -404,29 +361,49 @@ class _Import:
         yield Record(assigned.key, part)
 
     def _documents(self, file: SourceFile) -> Iterator[Tokens]:
-        """The documents of a file; those of a stream may have begun before it, and go on behind it."""
-        for tokens in load_format(file.format).read(file, self.rules):
-            if _largest(tokens, file) >= self.vocab_size:
+        """The documents of a file, in blocks; the last of a block may be open."""
+        border, begins, at_start, is_open = self.settings.border, self.settings.eos is None, True, False
+        for tokens in self._read(file):
+            smallest, largest = int(tokens.flat.min(initial=0)), int(tokens.flat.max(initial=0))
+            if smallest < 0 or largest >= self.limit:
                 raise InputError(
-                    f"{file.path}: token id {tokens.flat.max()} outside the vocabulary of {self.vocab_size:,}. "
-                    "Is it of another tokenizer, or of another dtype?"
+                    f"{file.path}: {smallest if smallest < 0 else largest} is not a token id of a vocabulary of "
+                    f"{self.limit:,}. Is it of another tokenizer, dtype or column? If it is right, set ",
+                    Setting("vocab_size"),
+                    ".",
                 )
-            if self.border is None:
+            if border is None:
                 yield tokens
             elif len(tokens.flat):
-                ends = np.flatnonzero(tokens.flat == self.border) + (not self.begins)
-                is_open = not len(ends) or bool(ends[-1] < len(tokens.flat))
+                ends = np.flatnonzero(tokens.flat == border) + (not begins)
+                if at_start and begins and tokens.flat[0] == border:  # there is nothing before it
+                    ends = ends[1:]
+                is_open, at_start = not len(ends) or bool(ends[-1] < len(tokens.flat)), False
                 edges = np.concatenate(([0], ends, [len(tokens.flat)] if is_open else []))
                 yield Tokens(tokens.flat, np.diff(edges).astype(np.int64), open=is_open)
+        if is_open:
+            yield Tokens(np.empty(0, np.int64), np.zeros(1, np.int64))
 
-
-def _chat_counts(tokens: Tokens) -> dict[str, int]:
-    """Tokens that are trained on, pairs and labels of a block."""
-    spans = tokens.spans
-    if spans is None:
-        return {}
-    pairs = len(tokens.lengths) // 2 if tokens.documents_each == 2 else 0
-    return {"trained": spans.trained_tokens, "pairs": pairs, "labels": 0 if spans.labels is None else len(spans.labels)}
+    def _read(self, file: SourceFile) -> Iterator[Tokens]:
+        """The rows of a file, or all of a flat one as one document, some at a time; of a giant one, parts."""
+        settings, path = self.settings, Path(file.path)
+        if file.format in ("hf", "parquet"):
+            # A stream that is cut at an id has no rows that a mask could belong to.
+            masks = settings.masks if settings.border is None else "none"
+            yield from read_columns(path, "arrow" if file.format == "hf" else "parquet", settings.column, masks)
+            return
+        opened = open_foreign(path, None if file.format == "megatron" else settings.dtype)
+        reader, position = open_reader(opened.stream(), "pread"), 0
+        one = iter([np.array([opened.tokens])])
+        for lengths in opened.index.length_blocks() if isinstance(opened, MegatronFile) else one:
+            for first, stop, count in cut_blocks(lengths):
+                if not count:
+                    yield Tokens(np.empty(0, opened.dtype), lengths[first:stop])
+                end = position + count
+                for flat in read_blocks(reader, position, count):
+                    position += len(flat)
+                    whole = len(flat) == count
+                    yield Tokens(flat, lengths[first:stop] if whole else np.array([len(flat)]), open=position < end)
 
 
 def _after(taken: int, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
@@ -436,14 +413,3 @@ def _after(taken: int, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
         if taken <= closed and taken < len(tokens.lengths):
             yield tokens.pieces(taken, len(tokens.lengths))
         taken = max(0, taken - closed)
-
-
-def _largest(tokens: Tokens, file: SourceFile) -> int:
-    """The largest id of a block, which must be one; -1 when it is empty."""
-    if not len(tokens.flat):
-        return -1
-    smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
-    if smallest < 0 or largest > _LARGEST_ID:
-        wrong = smallest if smallest < 0 else largest
-        raise InputError(f"{file.path}: {wrong} is not a token id. Is it of another dtype, or another column?")
-    return largest

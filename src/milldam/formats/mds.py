@@ -16,28 +16,24 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from milldam.files import NewFile
-from milldam.files import write_file as write_small
-from milldam.formats import rows
-from milldam.formats.rows import RowFormat, Rows
-from milldam.formats.writing import Export, OutputFile
+from milldam.files import NewFile, write_file
+from milldam.formats.rows import Rows
 
-SUFFIXES = ()
-SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
+if TYPE_CHECKING:
+    from milldam.formats.exporting import Export, OutputFile
+
 _HASH = "xxh3_128"
-_FILE_BYTES = 1 << 32
-"""The range of an offset."""
-_OFFSET_BYTES, _WIDEST_HEADER = 4, 9
+_WIDEST_HEADER = 9
 
 
-def _write_samples(new: NewFile, rows: Rows, file: OutputFile) -> None:
-    """All rows of a file; documents have a header each before their tokens."""
+def write_mds(new: NewFile, rows: Rows, file: OutputFile) -> None:
+    """Write all rows of a file; documents have a header each before their tokens."""
     columns = json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode()
-    lengths = rows.lengths_of(file.first, file.rows)
+    lengths = rows.lengths_of(file)
     sizes = lengths * rows.dtype.itemsize
     if rows.seq_len is None:
         sizes += 5 + _widths(lengths)
@@ -88,16 +84,11 @@ def _columns(dtype: np.dtype[Any], seq_len: int | None) -> dict[str, Any]:
     }
 
 
-_ROWS = RowFormat(
-    lambda number, files: f"shard.{number:05d}.mds", _OFFSET_BYTES + _WIDEST_HEADER, _write_samples, _FILE_BYTES
-)
-files, write_file = _ROWS.files, _ROWS.write_file
-
-
-def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
+def complete_mds(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
+    """Write the index. `made`: of each file its name, rows, bytes and hash."""
     shards = []
     for one in made:
         raw = {"basename": one["file"], "bytes": one["bytes"], "hashes": {_HASH: one["xxh3"]}}
         columns = _columns(export.dtype, export.seq_len)
         shards.append(columns | {"raw_data": raw, "samples": one["rows"], "zip_data": None})
-    write_small(folder / "index.json", json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())
+    write_file(folder / "index.json", json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())

@@ -1,10 +1,18 @@
-"""A store as rows in files of about `shard_size`: how hf, parquet and mds are written.
+"""A store as rows in files of about `shard_size`: HF datasets, Parquet and MDS (`milldam.formats.mds`).
+
+hf          `data-00000-of-00012.arrow` ..., Arrow IPC streams as `datasets.Dataset.save_to_disk` writes them;
+            `load_from_disk` maps them. Written last, state.json and dataset_info.json make the folder a dataset; of
+            several splits, a DatasetDict. Needs pyarrow, not datasets
+parquet     `part-00000.parquet` ..., zstd; pyarrow, DuckDB, Polars, Spark and `load_dataset("parquet", data_dir=...)`
+            read it. `shard_size` counts the tokens before compression
 
 A row is a document, or with `seq_len` exactly so many tokens, end to end across documents; tokens at the end that fill
 no row are left out and counted. Which rows go into which file follows from the store's index and the options alone, so
-every file is a unit. A store of several splits becomes a folder for each.
+every file is a unit. A store of several splits becomes a folder for each. Record batches and row groups are of about a
+million tokens, or one row where a document is longer: so much is held.
 
-A row has `input_ids`. Of a store of conversations it also has what is trained on, in formats with columns for it:
+A row has `input_ids`, a plain list of int32, as tokenizing with HF gives it. Of a store of conversations it also has
+what is trained on:
 
 labels             the id where a token is trained on, else -100
 assistant_masks    1 where it is, else 0
@@ -15,59 +23,54 @@ label, prompt_ids, completion_ids    where documents have labels, as TRL's KTOTr
                    stretch is the completion, the prompt is what precedes it
 
 A pair gives `prompt_ids`, `chosen_ids` and `rejected_ids` instead, as TRL's DPOTrainer makes them.
-
-Memory: blocks of a million tokens, or one row where a document is longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from milldam.errors import ConfigError, Setting
-from milldam.files import NewFile
+from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats.columns import NO_LOSS, spans_of
-from milldam.formats.writing import Export, FileRecord, OutputFile, block_as, document_lengths
+from milldam.formats.flat import block_as, cut_blocks
 from milldam.loader.reading import open_reader, ranges
-from milldam.loader.types import Array, Bools, PackedBatch, PackedRow
+from milldam.loader.types import Array, PackedBatch, PackedRow
 from milldam.stores.tokens.format import Int64s
-from milldam.stores.tokens.reader import cut_blocks
 
 if TYPE_CHECKING:
+    from milldam.formats.exporting import Export, OutputFile
     from milldam.loader.samples import Samples
-    from milldam.run.engine import Progress
 
-OPTIONS = ("seq_len", "dtype", "shard_size")
-DTYPES = ("int32", "uint16", "uint32", "int64")
-"""int32 is what the tools' own tokenizing writes; any of their readers takes it. uint16 halves the files."""
 MOST_ROWS = 1 << 20
 """Of a file: bounds what is held of documents of a token or two."""
-MOST_TOKENS = 2**31 - 1
-"""Of a row: what an offset of Arrow can say."""
-_BESIDE_ROWS = 1 << 16
-"""Bytes of a file that is bounded, for what it has besides rows."""
+MOST_BYTES = 1 << 31
+"""Of a row: fewer than an offset of Arrow can say, half of what one of MDS can."""
+_ROW_BYTES = 16
+"""Of a row besides its tokens, at most."""
 _ROWS_AT_ONCE = 1 << 16
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
+NAMES = {"hf": "data-{:05d}-of-{:05d}.arrow", "parquet": "part-{:05d}.parquet", "mds": "shard.{:05d}.mds"}
 Columns = dict[str, tuple[Array, Int64s | None]]
 """Of some rows: the values of each column end to end, and how many each row has; None: one a row."""
 
 
 class Rows:
-    """The rows of a split as columns; `masked`: with what is trained on."""
+    """The rows of a split as columns; of conversations with what is trained on, where the format has columns for it."""
 
-    def __init__(self, export: Export, split: str, *, masked: bool) -> None:
+    def __init__(self, export: Export, split: str) -> None:
         self.store, self.dtype, self.seq_len = export.parts[split], export.dtype, export.seq_len
-        self.masked, self._side = masked and self.store.has_spans, export.side
+        self.masked = export.to != "mds" and self.store.has_spans
         stream = self.store.stream()
-        self._in_pairs = self.masked and stream.pairs and self.seq_len is None and self._side is None
         signed = self.dtype if self.dtype.kind == "i" else np.dtype(np.int32 if self.dtype.itemsize < 4 else np.int64)
         bits, places = (np.dtype(np.int8), True), (np.dtype(np.int32), True)
         self.types: dict[str, tuple[np.dtype[Any], bool]] = {"input_ids": (self.dtype, True)}
         """Each column's dtype, and whether it holds lists."""
+        self._in_pairs = self.masked and stream.pairs
         if self._in_pairs:
             self.types = dict.fromkeys(_PAIR, (self.dtype, True))
         elif self.masked:
@@ -83,71 +86,74 @@ class Rows:
     @cached_property
     def packed(self) -> Samples[PackedRow, PackedBatch]:
         assert self.seq_len is not None
-        return self.store.packed(self.seq_len, form="hf", side=self._side, read="pread")
+        return self.store.packed(self.seq_len, form="hf", read="pread")
 
     @cached_property
     def _whole(self) -> Any:
-        if self._in_pairs:
-            return self.store.pairs(read="pread")
-        return self.store.conversations(side=self._side, read="pread")
+        return self.store.pairs(read="pread") if self._in_pairs else self.store.conversations(read="pread")
 
-    def lengths(self) -> Iterator[Int64s]:
-        """Tokens of each row in order, many at a time."""
+    def lengths(self, first: int = 0, rows: int | None = None) -> Iterator[Int64s]:
+        """Tokens of each row in order, or of so many from `first` on, many at a time."""
+        if rows is None:
+            plain = len(self.store) if self.seq_len is None else self.store.tokens // self.seq_len
+            rows = plain if not self.masked else len(self._whole if self.seq_len is None else self.packed)
         if self.seq_len is None and not self.masked:
-            yield from document_lengths(self.store)
-            return
-        if self.masked:
-            rows = len(self._whole if self.seq_len is None else self.packed)
-        else:
-            rows = self.store.tokens // (self.seq_len or 1)
-        for first in range(0, rows, _ROWS_AT_ONCE):
-            yield self.lengths_of(first, min(_ROWS_AT_ONCE, rows - first))
-
-    def lengths_of(self, first: int, rows: int) -> Int64s:
-        if self.seq_len is not None:
-            return np.full(rows, self.seq_len, np.int64)
-        if self.masked:
-            lengths: Int64s = self._whole.lengths(np.arange(first, first + rows)).sum(axis=1)
-            return lengths
-        found = []
-        for shard in self.store.shards:
-            if first < shard.documents and rows:
+            for shard in self.store.shards:
                 stop = min(shard.documents, first + rows)
-                found.append(self.store.open_index(shard).document_lengths(first, stop))
-                rows -= stop - first
-            first = max(0, first - shard.documents)
-        return np.concatenate(found)
+                for at in range(max(0, first), stop, _ROWS_AT_ONCE):
+                    yield self.store.open_index(shard).document_lengths(at, min(at + _ROWS_AT_ONCE, stop))
+                first -= shard.documents
+            return
+        for at in range(first, first + rows, _ROWS_AT_ONCE):
+            numbers = np.arange(at, min(at + _ROWS_AT_ONCE, first + rows))
+            each = self._whole.lengths(numbers).sum(axis=1) if self.seq_len is None else None
+            yield np.full(len(numbers), self.seq_len, np.int64) if each is None else each
+
+    def lengths_of(self, file: OutputFile) -> Int64s:
+        return np.concatenate([*self.lengths(file.first, file.rows)])
+
+    def files(self, to: str, shard_size: int) -> Iterator[tuple[str, int, int]]:
+        """(name, rows, tokens) of the files: each begins with the row that passes another multiple of the size."""
+        size, before = min(shard_size, MOST_BYTES), 0
+        files: dict[int, list[int]] = {}
+        for lengths in self.lengths():
+            costs = lengths * self.dtype.itemsize + _ROW_BYTES
+            if int(costs.max(initial=0)) > MOST_BYTES:
+                what = f"A document of {int(lengths.max()):,} tokens is more than a row of this format holds."
+                raise ConfigError(f"{what} Cut the tokens into rows with ", Setting("seq_len"), ".")
+            costs = np.maximum(costs, -(-size // MOST_ROWS))
+            numbers = (before + costs.cumsum() - costs) // size
+            before += int(costs.sum())
+            for number in dict.fromkeys(numbers.tolist()):
+                begin, stop = numbers.searchsorted((number, number + 1))
+                rows, tokens = files.get(number, (0, 0))
+                files[number] = [rows + int(stop - begin), tokens + int(lengths[begin:stop].sum())]
+        for number, (rows, tokens) in enumerate(files.values()):
+            yield NAMES[to].format(number, len(files)), rows, tokens
 
     def blocks(self, file: OutputFile) -> Iterator[Columns]:
         """The rows of a file, about a million tokens at a time, or one row that has more."""
         # Exactly the bytes that are asked for: nothing stays mapped, whatever the size of the store.
         reader = None if self.masked else open_reader(self.store.stream(), "pread")
-        lengths, position = self.lengths_of(file.first, file.rows), file.start
-        for begin, stop in cut_blocks(lengths):
+        number, position, lengths = file.first, file.start, self.lengths_of(file)
+        for first, stop, count in cut_blocks(lengths):
             if reader is None:
-                numbers = np.arange(file.first + begin, file.first + stop)
-                columns = self._documents(numbers) if self.seq_len is None else self._packed(numbers)
+                columns = self._columns(np.arange(number + first, number + stop))
                 yield {name: (values.astype(self.types[name][0]), each) for name, (values, each) in columns.items()}
-                continue
-            some, count = lengths[begin:stop], int(lengths[begin:stop].sum())
-            tokens = reader.runs(np.array([position]), np.array([count])) if count else np.empty(0, self.dtype)
-            yield {"input_ids": (np.ascontiguousarray(block_as(tokens, self.dtype)), some)}
+            else:
+                tokens = reader.runs(np.array([position]), np.array([count])) if count else np.empty(0, self.dtype)
+                yield {"input_ids": (np.ascontiguousarray(block_as(tokens, self.dtype)), lengths[first:stop])}
             position += count
 
-    def _packed(self, numbers: Int64s) -> Columns:
-        batch = self.packed.read(numbers)
-        assert self.seq_len is not None
-        lengths = np.full(len(numbers), self.seq_len)
-        borders = batch["cu_seqlens"].astype(np.int64)
-        # A piece never crosses the end of its row.
-        pieces = np.bincount(borders[:-1] // self.seq_len, minlength=len(numbers))
-        columns: Columns = {
-            name: (batch[name].reshape(-1), lengths) for name in ("input_ids", "labels", "position_ids")
-        }
-        columns["assistant_masks"] = (batch["labels"] != NO_LOSS).reshape(-1), lengths
-        return columns | {"seq_lengths": (np.diff(borders), pieces)}
-
-    def _documents(self, numbers: Int64s) -> Columns:
+    def _columns(self, numbers: Int64s) -> Columns:
+        if self.seq_len is not None:
+            batch, lengths = self.packed.read(numbers), np.full(len(numbers), self.seq_len)
+            borders = batch["cu_seqlens"].astype(np.int64)
+            # A piece never crosses the end of its row.
+            pieces = np.bincount(borders[:-1] // self.seq_len, minlength=len(numbers))
+            trained = (batch["labels"] != NO_LOSS).reshape(-1)
+            packed = {name: (batch[name].reshape(-1), lengths) for name in ("input_ids", "labels", "position_ids")}
+            return {**packed, "assistant_masks": (trained, lengths), "seq_lengths": (np.diff(borders), pieces)}
         if self._in_pairs:
             pairs = self._whole.__getitems__(numbers.tolist())
             parts = {name: [pair[name] for pair in pairs] for name in _PAIR}
@@ -157,81 +163,61 @@ class Rows:
         columns: Columns = {"input_ids": (ids, lengths), "labels": (labels, lengths)}
         columns |= {"assistant_masks": (trained, lengths), "attention_mask": (np.ones(len(ids), np.int8), lengths)}
         if "label" in self.types:
-            columns |= {"label": (self._whole.labels_of(numbers), None)} | _last_answers(ids, trained, lengths)
+            spans, begins = spans_of(trained, lengths), lengths.cumsum() - lengths
+            some = spans.counts > 0
+            last = np.repeat(lengths[:, None], 2, axis=1)  # without a stretch all is prompt
+            last[some] = spans.pairs[spans.counts.cumsum()[some] - 1]
+            prompts, answers = last[:, 0], last[:, 1] - last[:, 0]
+            columns["prompt_ids"] = ids[ranges(begins, prompts)], prompts
+            columns["completion_ids"] = ids[ranges(begins + prompts, answers)], answers
+            columns["label"] = self._whole.labels_of(numbers), None
         return columns
 
 
-def _last_answers(ids: Array, trained: Bools, lengths: Int64s) -> Columns:
-    """The last trained stretch of each document, and all before it; what lies behind is neither."""
-    spans = spans_of(trained, lengths)
-    some = spans.counts > 0
-    last = np.repeat(lengths[:, None], 2, axis=1)  # without a stretch all is prompt
-    last[some] = spans.pairs[spans.counts.cumsum()[some] - 1]
-    begins = lengths.cumsum() - lengths
-    prompts, answers = last[:, 0], last[:, 1] - last[:, 0]
-    return {
-        "prompt_ids": (ids[ranges(begins, prompts)], prompts),
-        "completion_ids": (ids[ranges(begins + prompts, answers)], answers),
+def write_rows(new: NewFile, to: str, rows: Rows, file: OutputFile) -> None:
+    """Write a file of Arrow or Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = [(name, pa.from_numpy_dtype(dtype), lists) for name, (dtype, lists) in rows.types.items()]
+    schema = pa.schema([(name, pa.list_(kind) if lists else kind) for name, kind, lists in kinds])
+    sink = FileSink(new)
+    opened: Any = pa.ipc.new_stream(sink, schema) if to == "hf" else pq.ParquetWriter(sink, schema, compression="zstd")
+    with opened as writer:
+        for columns in rows.blocks(file):
+            arrays = []
+            for values, lengths in (columns[name] for name in schema.names):
+                array = pa.array(values)
+                if lengths is not None:
+                    offsets = np.concatenate(([0], lengths.cumsum())).astype(np.int32)  # (rows + 1,)
+                    array = pa.ListArray.from_arrays(pa.array(offsets), array)
+                arrays.append(array)
+            batch = pa.record_batch(arrays, schema=schema)
+            # A row group for each: nothing is held from one to the next.
+            writer.write_batch(batch, *[max(1, batch.num_rows)] * (to == "parquet"))
+
+
+def complete_hf(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
+    """Write what makes a folder a dataset. `made`: of each file its name, rows, bytes and hash."""
+    # "Sequence", not the newer "List": old and new versions of datasets read it.
+    features: dict[str, Any] = {}
+    for name, (dtype, lists) in Rows(export, split).types.items():
+        value = {"dtype": dtype.name, "_type": "Value"}
+        features[name] = {"feature": value, "_type": "Sequence"} if lists else value
+    size, rows = (sum(one[what] for one in made) for what in ("bytes", "rows"))
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    splits = {split: {"name": split, "num_bytes": size, "num_examples": rows}}
+    write_json(folder / "dataset_info.json", info | {"splits": splits})
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": one["file"]} for one in made],
+        # Names the content, as everything that datasets derives from it is cached under this name.
+        "_fingerprint": hash_bytes("".join([split, *(one["xxh3"] for one in made)]).encode())[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": split,
     }
-
-
-# ---- which rows go where ----
-
-
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """How a tool stores rows: gives `files` and `write_file` of its format."""
-
-    file_name: Callable[[int, int], str]
-    """Of file number k of n."""
-    row_bytes: int
-    """Bytes of a row besides its tokens, at most."""
-    write: Callable[[NewFile, Rows, OutputFile], None]
-    """Puts the rows of a file into it."""
-    file_bytes: int | None = None
-    """A file must be smaller than this."""
-    masked: bool = False
-    """It has columns for what is trained on."""
-
-    def files(self, export: Export) -> Iterator[OutputFile]:
-        """The files of every split."""
-        for split, store in export.parts.items():
-            lengths = Rows(export, split, masked=self.masked).lengths()
-            cut = list(self._cut(lengths, export.dtype.itemsize, export.shard_size))
-            first = start = 0
-            for number, (rows, tokens) in enumerate(cut):
-                name = self.file_name(number, len(cut))
-                name = f"{split}/{name}" if export.has_splits else name
-                yield OutputFile(name, split, tokens, tokens * store.dtype.itemsize, start, rows, first)
-                first, start = first + rows, start + tokens
-
-    def _cut(self, blocks: Iterator[Int64s], width: int, size: int) -> Iterator[tuple[int, int]]:
-        """(rows, tokens) of file after file: each ends before the row that would exceed the size."""
-        most = None if self.file_bytes is None else self.file_bytes - _BESIDE_ROWS
-        size = size if most is None else min(size, most)
-        rows = tokens = used = 0
-        for lengths in blocks:
-            costs = lengths * width + self.row_bytes
-            too_large = most is not None and int(costs.max(initial=0)) > most
-            if too_large or int(lengths.max(initial=0)) > MOST_TOKENS:
-                what = f"A document of {int(lengths.max()):,} tokens is more than a row of this format holds."
-                raise ConfigError(f"{what} Cut the tokens into rows with ", Setting("seq_len"), ".")
-            # Sums up to each row, from 0 on.
-            cost_ends, token_ends = (np.concatenate(([0], values.cumsum())) for values in (costs, lengths))
-            first = 0
-            while first < len(lengths):
-                fit = int(cost_ends.searchsorted(cost_ends[first] + size - used, side="right")) - 1
-                stop = max(min(fit, first + MOST_ROWS - rows), first + (rows == 0))
-                rows, tokens = rows + stop - first, tokens + int(token_ends[stop] - token_ends[first])
-                used += int(cost_ends[stop] - cost_ends[first])
-                if stop < len(lengths):
-                    yield rows, tokens
-                    rows = tokens = used = 0
-                first = stop
-        if rows:
-            yield rows, tokens
-
-    def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
-        with NewFile(export.folder / file.name) as new:
-            self.write(new, Rows(export, file.split, masked=self.masked), file)
-            return new.commit()
+    write_json(folder / "state.json", state)
+    if export.has_splits:
+        write_json(export.folder / "dataset_dict.json", {"splits": list(export.parts)})

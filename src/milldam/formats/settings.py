@@ -7,7 +7,6 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, MinLen
 
-from milldam.choices import Side
 from milldam.errors import ConfigError, Setting
 from milldam.formats import FormatName, ReadName
 from milldam.rules import AtLeastOne, RunSettings, Size, Texts
@@ -25,8 +24,6 @@ class ExportSettings(RunSettings):
     """Write only this split. Default: all, if the format can hold them."""
     seq_len: AtLeastOne | None = None
     """Tokens in a row, across documents. Default: one document per row."""
-    side: Side | None = None
-    """Of preference pairs, write only the documents of this side. Default: pairs."""
     dtype: str | None = None
     """Type of the tokens, such as uint16 or int32. Default: that of the store, if the format has it."""
     shard_size: Size = "256MB"

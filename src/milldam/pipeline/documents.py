@@ -14,9 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import mmap
 import pickle
-import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -211,22 +209,27 @@ def _recorded_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[i
 
 # ---- batches that are kept ----
 
-_LENGTH, _HASH_BYTES = struct.Struct("<q"), 16
+_HASH_BYTES = 16
 
 
 def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
     """Hand batches on, and write them to a file, which appears when all are written; with a document in pieces, none
-    does. Each as a pickle behind its length; a hash of all at the end."""
+    does. Each is a pickle and the buffers of its arrays, behind their number and sizes; a hash of all at the end."""
     with NewFile(path) as new:
         whole = True
         for batch in batches:
             whole = whole and batch.pieces is None
             if whole:
-                # A slice of a larger array would be written whole.
-                texts = pa.concat_arrays([batch.texts, batch.texts[:0]])
-                kept = pickle.dumps(replace(batch, texts=texts, columns=None), protocol=5)
-                new.write(_LENGTH.pack(len(kept)))
-                new.write(kept)
+                texts = batch.texts
+                if texts.nbytes < texts.get_total_buffer_size():  # a slice of a larger array would be written whole
+                    texts = pa.concat_arrays([texts, texts[:0]])
+                buffers: list[pickle.PickleBuffer] = []
+                kept = replace(batch, texts=texts, columns=None)
+                parts = [memoryview(pickle.dumps(kept, protocol=5, buffer_callback=buffers.append))]
+                parts += [buffer.raw() for buffer in buffers]
+                new.write(np.array([len(parts), *(len(part) for part in parts)], "<i8").data)
+                for part in parts:
+                    new.write(part)
             yield batch
         if whole:
             new.write(bytes.fromhex(new.record["xxh3"]))
@@ -234,20 +237,19 @@ def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
 
 
 def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
-    """The batches in such a file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = len(data) - _HASH_BYTES
-        with memoryview(data) as view:
-            if view[end:] != xxhash.xxh3_128_digest(view[: max(0, end)]):
-                # Without it, the unit is read from the input.
-                path.unlink(missing_ok=True)
-                raise StoreError(
-                    f"{path}: damaged, and now removed. Run the same command again to continue without it."
-                )
-        at = 0
-        while at < end:
-            (size,) = _LENGTH.unpack_from(data, at)
-            at += _LENGTH.size + size
-            batch: Batch = pickle.loads(data[at - size : at])
-            if batch.number > skip_batches:
-                yield batch
+    """The batches in such a file, whose arrays lie in it."""
+    with pa.memory_map(str(path)) as file:
+        data = memoryview(file.read_buffer())
+    at, end = 0, max(0, len(data) - _HASH_BYTES)
+    if bytes(data[end:]) != xxhash.xxh3_128_digest(data[:end]):
+        # Without it, the unit is read from the input.
+        path.unlink(missing_ok=True)
+        raise StoreError(f"{path}: damaged, and now removed. Run the same command again: it does without it.")
+    while at < end:
+        count = int.from_bytes(data[at : at + 8], "little")
+        edges = at + 8 * (count + 1) + np.cumsum([0, *np.frombuffer(data, "<i8", count, at + 8)])
+        head, *buffers = (data[start:stop] for start, stop in itertools.pairwise(edges.tolist()))
+        batch: Batch = pickle.loads(head, buffers=buffers)
+        at = int(edges[-1])
+        if batch.number > skip_batches:
+            yield batch

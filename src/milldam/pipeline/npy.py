@@ -1,35 +1,32 @@
 """`NAME.npy`: all tokens of the input in one 1-D file for `np.load(mmap_mode="r")`, written as a stream.
 
-The tokens are made as a store in a work folder beside it (so that it resumes like one), joined, and the folder is
-removed. Beside the file stays `NAME.npy.json`, which says what it was made from; without it nobody could tell
-whether the file is fresh. Disk: twice the file while it is joined.
+The tokens are made as a store in a work folder beside it, `.NAME.npy.milldam-npy` (so that it resumes like one), and
+joined. The folder stays, without the tokens: it says what the file was made from. Beside the file lies `NAME.npy.json`,
+which tells readers of tokenizer and input. Disk: twice the file while it is joined.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from milldam.checked import checked, read_json
+import numpy as np
+
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
+from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import NewFile, json_bytes, write_file
-from milldam.formats.exporting import work_folder as export_folder
-from milldam.formats.npy import npy_header
-from milldam.formats.writing import token_blocks
+from milldam.formats.flat import npy_header, token_blocks
+from milldam.formats.foreign import read_sidecar, sidecar_path
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
 from milldam.run import engine
 from milldam.run.engine import Options, Session
-from milldam.run.folder import RUN_FOLDER
 from milldam.run.summary import Observer
-from milldam.stores.kinds import AUDIT, TOKENS
-from milldam.stores.tokens.manifest import NAME as MANIFEST
+from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.verify import has_every_file
 
 
 def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
@@ -41,93 +38,56 @@ def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
     return Path(inputs[0]).with_suffix(".npy")
 
 
-def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSummary:
-    """Do the job, or what is left of it; a file that is up to date is left alone. `config.out` names the file."""
-    npy = Path(config.out)
-    sidecar = npy.with_name(npy.name + ".json")
-    if npy.suffix != ".npy":
-        raise ConfigError(Setting("out"), f": {npy}: the output is a file that ends in .npy.")
-    work = work_folder(npy)
-    _clear_comparison(work)
-    compared = npy.exists() and not config.overwrite and not work.exists()
-    if compared:
-        _restore_identity(sidecar, npy, work)
-    try:
-        made = dataclasses.replace(config, out=str(work))
-        job = (_ComparedJob if compared else TokenJob)(made, report=False)
-        summary = engine.run(job, Options.of(made, name=npy), observer)
-    except MilldamError:
-        if compared:
-            shutil.rmtree(work)
-        raise
-    if not (compared and summary.up_to_date):
-        _join(work, npy)
-        _move_audit(work, npy)
-        write_file(sidecar, json_bytes(_facts(dataclasses.replace(Manifest.read(work), audit=None))))
-    shutil.rmtree(work)
-    audit = {what: str(path) for what, path in _audit_beside(npy).items() if path.exists()}
-    return dataclasses.replace(summary, out=str(npy), audit=audit, output_bytes=npy.stat().st_size)
-
-
-def _audit_beside(npy: Path) -> dict[str, Path]:
-    return {what: npy.with_name(f"{npy.name}.{what}.{ending}") for what, ending in AUDIT.items()}
-
-
-def _move_audit(work: Path, npy: Path) -> None:
-    listed = Manifest.read(work).audit or {}
-    for what, beside in _audit_beside(npy).items():
-        if what not in listed:
-            beside.unlink(missing_ok=True)
-        elif (path := work / listed[what]["name"]).exists():  # else a run that was killed has moved it
-            path.replace(beside)
-
-
-class _ComparedJob(TokenJob):
-    """Its folder has the manifest alone: the tokens lie in the file."""
-
-    def up_to_date(self, run: Session) -> TextSummary:
-        return complete(self._config, run.folder, report=False)
-
-
-def _clear_comparison(work: Path) -> None:
-    """Remove what a run left that was killed while it only compared: a manifest without its shards."""
-    if (work / MANIFEST).exists():
-        shards = Manifest.read(work).shards
-        if any(not (work / f"{shard.name}.bin").exists() for shard in shards):
-            shutil.rmtree(work)
-
-
 def work_folder(npy: Path) -> Path:
-    """The folder in which the tokens of an .npy file are made."""
     return npy.with_name(f".{npy.name}.milldam-npy")
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    counted = {name: manifest.totals[name] for name in ("documents", "tokens")}
-    facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version} | counted
-    return {"format": "milldam npy", **facts}
-
-
-def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
-    """Let the run compare itself with the file that exists, by the manifest kept beside it."""
-    try:
-        manifest = checked(Manifest, read_json(sidecar), sidecar)
-    except (FileNotFoundError, StoreError):
+def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSummary:
+    """Do the job, or what is left of it; a file that is up to date is left alone. `config.out` names the file."""
+    npy = Path(config.out)
+    work = work_folder(npy)
+    if npy.suffix != ".npy":
+        raise ConfigError(Setting("out"), f": {npy}: the output is a file that ends in .npy.")
+    if npy.exists() and not work.exists() and not config.overwrite:
         raise MismatchError(
-            f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with ",
+            f"{npy} exists, and no {work.name} beside it says what it was made from. Replace it with ",
             Setting("overwrite", True),
             ".",
-        ) from None
-    (work / RUN_FOLDER).mkdir(parents=True)
-    manifest.write(work)
+        )
+    made = dataclasses.replace(config, out=str(work))
+    summary = engine.run(_NpyJob(made, npy), Options.of(made, name=npy), observer)
+    if not _is_joined(work, npy):
+        store, manifest = Store(work), Manifest.read(work)
+        with NewFile(npy) as new:
+            new.write(npy_header(store.dtype, store.tokens))
+            for block in token_blocks(store.stream()):
+                new.write(block.data)
+            new.commit()
+        facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version, "fingerprint": manifest.fingerprint}
+        counts = {name: manifest.totals[name] for name in ("documents", "tokens")}
+        write_file(sidecar_path(npy), json_bytes({"format": "milldam npy", **facts, **counts}))
+    for name, _ in Manifest.read(work).files():
+        (work / name).unlink(missing_ok=True)
+    return dataclasses.replace(summary, out=str(npy), output_bytes=npy.stat().st_size)
 
 
-def _join(work: Path, npy: Path) -> None:
-    store = Store(work)
-    # What `milldam export --to npy` said of a file that is replaced now.
-    shutil.rmtree(export_folder(npy), ignore_errors=True)
-    with NewFile(npy) as new:
-        new.write(npy_header(store.dtype, store.tokens))
-        for block in token_blocks(store):
-            new.write(block.data)
-        new.commit()
+def _is_joined(work: Path, npy: Path) -> bool:
+    """Whether the file has the tokens of the store that was made in the work folder."""
+    facts, manifest = read_sidecar(npy), Manifest.read(work)
+    if facts is None or not npy.exists() or facts["fingerprint"] != manifest.fingerprint:
+        return False
+    dtype, tokens = np.dtype(manifest.dtype), manifest.totals["tokens"]
+    return bool(npy.stat().st_size == len(npy_header(dtype, tokens)) + tokens * dtype.itemsize)
+
+
+class _NpyJob(TokenJob):
+    """Its folder has the manifest alone when the tokens lie in the file."""
+
+    def __init__(self, config: Config, npy: Path) -> None:
+        super().__init__(config, report=False)
+        self._npy = npy
+
+    def up_to_date(self, run: Session) -> TextSummary | None:
+        if not (_is_joined(run.folder.out, self._npy) or has_every_file(run.folder.out, TOKENS)):
+            return None
+        return complete(self._config, run.folder, report=False)

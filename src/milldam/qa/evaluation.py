@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa.examples import Example, described
-from milldam.qa.records import Piece, flat_records, list_files, read_records
+from milldam.qa.examples import list_files, read_questions
 from milldam.qa.store import FeatureStore
 from milldam.sources.batch import Reading, Reject, TextRules
 from milldam.sources.units import whole
@@ -30,20 +29,16 @@ from milldam.stores.kinds import TABLE, store_kind
 if TYPE_CHECKING:
     from milldam.qa.answering import Predictions
 
-References: TypeAlias = "str | Path | FeatureStore | Mapping[str, Any] | Iterable[Mapping[str, Any] | Example]"
-"""A file, folder or dataset; a feature store or its path; SQuAD's object; flat records."""
+References: TypeAlias = "str | Path | FeatureStore | Iterable[Mapping[str, Any]]"
+"""A file, folder or dataset; a feature store or its path; flat records."""
 Predicted: TypeAlias = "Mapping[str, str] | str | Path | Predictions"
 """{id: text}, the path of such a JSON file, or what `answers` returns."""
-NullOdds: TypeAlias = "Mapping[str, float] | str | Path"
 Version = Literal["1.1", "2.0"]
 OFFICIAL_THRESHOLD = 1.0
 """On null odds: the default of v2's script."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WHOLE = "References must be complete: repair it."
-
-
-# ---- one answer against another ----
 
 
 def normalized(text: str) -> str:
@@ -71,82 +66,42 @@ def f1(predicted: str, gold: str, version: Version = "2.0") -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-# ---- scores ----
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Scores of some questions, in percent; 0 if there are none."""
-
-    total: int
-    exact: float
-    f1: float
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best that any threshold on the null odds gives."""
-
-    exact: float
-    exact_threshold: float
-    f1: float
-    f1_threshold: float
-
-
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How good predictions are.
+    """How good predictions are, in percent.
 
     >>> scores = milldam.qa.evaluate("dev-v2.0.json", "predictions.json")
     >>> scores.exact, scores.f1, scores.total
     (100.0, 100.0, 12)
     """
 
+    exact: float
+    f1: float
+    total: int
+    details: dict[str, float]
+    """By the names of v2's script: HasAns_exact, HasAns_f1, HasAns_total, NoAns_..., and with null odds best_exact,
+    best_exact_thresh, best_f1 and best_f1_thresh, the best that any threshold gives."""
     version: Version
     """The rules that counted: v2's if there are questions without an answer."""
-    groups: dict[str, Group]
-    """all, answerable, unanswerable."""
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...]
     """Questions without a prediction: 0 each."""
-    unknown: int = 0
+    unknown: int
     """Predictions for questions that are not in the references; they don't count."""
-    best: Best | None = None
-    """With null odds."""
-    left_out: int = 0
+    left_out: int
     """If the references are a feature store, the examples that it rejected or dropped: not in the scores."""
-
-    @property
-    def total(self) -> int:
-        return self.groups["all"].total
-
-    @property
-    def exact(self) -> float:
-        return self.groups["all"].exact
-
-    @property
-    def f1(self) -> float:
-        return self.groups["all"].f1
 
     def as_dict(self) -> dict[str, Any]:
         """By the names of the official scripts, with `missing`, `unknown` and `left_out` besides."""
-        scores: dict[str, Any] = {"exact": self.exact, "f1": self.f1, "total": self.total}
-        for prefix, name in (("HasAns", "answerable"), ("NoAns", "unanswerable")):
-            group = self.groups[name]
-            if group.total:
-                scores |= {f"{prefix}_exact": group.exact, f"{prefix}_f1": group.f1, f"{prefix}_total": group.total}
-        if self.best is not None:
-            scores |= {"best_exact": self.best.exact, "best_exact_thresh": self.best.exact_threshold}
-            scores |= {"best_f1": self.best.f1, "best_f1_thresh": self.best.f1_threshold}
+        scores = {"exact": self.exact, "f1": self.f1, "total": self.total, **self.details}
         return scores | {"missing": len(self.missing), "unknown": self.unknown, "left_out": self.left_out}
 
 
 def evaluate(
     references: References,
     predictions: Predicted,
-    null_odds: NullOdds | None = None,
+    null_odds: Mapping[str, float] | str | Path | None = None,
     *,
     threshold: float | None = OFFICIAL_THRESHOLD,
-    version: Version | None = None,
     split: str = "validation",
 ) -> Scores:
     """Score predictions as the official scripts do.
@@ -156,7 +111,6 @@ def evaluate(
     null_odds    {id: number} or a JSON file of that: the higher, the more the model thinks that there is no answer
     threshold    with null odds, count a prediction as empty if its odds are above this: 1.0 as in v2's script;
                  None: keep all as predicted
-    version      whose rules; None: v2 if a question has no answer, else v1.1 (they differ only for empty texts)
     split        split of the references, if they are a folder or dataset
 
     A question that comes twice counts once, with its last answers. A feature store has only examples with windows:
@@ -173,18 +127,25 @@ def evaluate(
     if isinstance(references, FeatureStore):
         counts = references.manifest.counts
         left_out = sum(sum(counts.get(name, {}).values()) for name in ("dropped", "rejected"))
-    gold = dict(_gold(record, where) for record, where in _records(references, split))
+    gold = dict(_gold(record, where) for record, where in _questions(references, split))
     if not gold:
         raise InputError(f"{_named(references)}: no questions in it.")
     if isinstance(predictions, Mapping | str | Path):
-        texts = _checked(predictions, str, "a text", "{question id: answer}")
+        texts = _checked(predictions, str, "{question id: answer text}")
     else:
         texts = predictions.texts()
-    chosen = version or ("2.0" if not all(gold.values()) else "1.1")
-    exact, overlap = _by_question(gold, texts, chosen)
-    best = None
+    # They differ only for empty texts.
+    rules: Version = "1.1" if all(gold.values()) else "2.0"
+    exact, overlap = dict.fromkeys(gold, 0.0), dict.fromkeys(gold, 0.0)
+    for id, golds in gold.items():
+        if id in texts:
+            # v2 leaves out answers of which nothing remains to compare.
+            wanted = (golds if rules == "1.1" else [one for one in golds if normalized(one)]) or [""]
+            exact[id] = max(float(normalized(texts[id]) == normalized(one)) for one in wanted)
+            overlap[id] = max(f1(texts[id], one, rules) for one in wanted)
+    best: dict[str, float] = {}
     if null_odds is not None:
-        odds = _checked(null_odds, (int, float), "a number", "{question id: number}")
+        odds = _checked(null_odds, (int, float), "{question id: number}")
         answered = [id for id in gold if id in texts]
         without = [id for id in answered if id not in odds]
         if without:
@@ -192,33 +153,24 @@ def evaluate(
                 f"{_named(null_odds)}: no null odds for {len(without):,} of {len(answered):,} predictions, such as "
                 f'"{without[0]}". Make both files in one run.'
             )
-        best = Best(*_best_of(exact, gold, texts, odds), *_best_of(overlap, gold, texts, odds))
+        for name, scores in (("exact", exact), ("f1", overlap)):
+            best[f"best_{name}"], best[f"best_{name}_thresh"] = _best_of(scores, gold, texts, odds)
         for id in answered:
             if threshold is not None and odds[id] > threshold:
                 exact[id] = overlap[id] = float(not gold[id])
-    answerable, unanswerable = [id for id in gold if gold[id]], [id for id in gold if not gold[id]]
-    members = {"all": [*gold], "answerable": answerable, "unanswerable": unanswerable}
-    groups = {name: Group(len(ids), _percent(exact, ids), _percent(overlap, ids)) for name, ids in members.items()}
-    missing = tuple(id for id in gold if id not in texts)
-    return Scores(chosen, groups, missing, sum(id not in gold for id in texts), best, left_out)
+    details: dict[str, float] = {}
+    for group, ids in (("HasAns", [id for id in gold if gold[id]]), ("NoAns", [id for id in gold if not gold[id]])):
+        if ids:
+            details |= {f"{group}_exact": _percent(exact, ids), f"{group}_f1": _percent(overlap, ids)}
+            details[f"{group}_total"] = len(ids)
+    missing, unknown = tuple(id for id in gold if id not in texts), sum(id not in gold for id in texts)
+    everything = _percent(exact, gold), _percent(overlap, gold), len(gold)
+    return Scores(*everything, details | best, rules, missing, unknown, left_out)
 
 
-def _by_question(
-    gold: dict[str, tuple[str, ...]], texts: dict[str, str], version: Version
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1; 0 without a prediction."""
-    exact, overlap = dict.fromkeys(gold, 0.0), dict.fromkeys(gold, 0.0)
-    for id, golds in gold.items():
-        if id in texts:
-            # v2 leaves out answers of which nothing remains to compare.
-            wanted = (golds if version == "1.1" else [one for one in golds if normalized(one)]) or [""]
-            exact[id] = max(float(normalized(texts[id]) == normalized(one)) for one in wanted)
-            overlap[id] = max(f1(texts[id], one, version) for one in wanted)
-    return exact, overlap
-
-
-def _percent(scores: dict[str, float], ids: list[str]) -> float:
-    return 100.0 * sum(scores[id] for id in ids) / len(ids) if ids else 0.0
+def _percent(scores: dict[str, float], ids: Iterable[str]) -> float:
+    values = [scores[id] for id in ids]
+    return 100.0 * sum(values) / len(values)
 
 
 def _best_of(
@@ -243,15 +195,13 @@ def _best_of(
 # ---- references and predictions ----
 
 
-def _records(references: References, split: str) -> Iterator[tuple[Any, str]]:
+def _questions(references: References, split: str) -> Iterator[tuple[Any, str]]:
     """(flat record, where it is). A record that can't be used is an error: scores over some of the questions would look
     like scores over all."""
     if isinstance(references, FeatureStore):
         yield from ((references.example(number), str(references.path)) for number in range(references.examples))
         return
     if not isinstance(references, str | Path):
-        if isinstance(references, Mapping):
-            references = [record for article in references.get("data", ()) for _, record in flat_records(article)]
         yield from ((record, _named(references)) for record in references)
         return
 
@@ -259,46 +209,36 @@ def _records(references: References, split: str) -> Iterator[tuple[Any, str]]:
         raise InputError(f"{reject.place}: {reject.detail}. {_WHOLE}")
 
     for file in list_files([str(references)], split):
-        reading = Reading(TextRules(only_file=True), stop)
-        for record, place, path in read_records(Piece(whole(file)), reading, ("id", "answers")):
-            for where, one in flat_records(record, path):
-                yield one, f"{place.place}{where and f': {where}'}"
+        for record, place in read_questions(whole(file), Reading(TextRules(only_file=True), stop)):
+            yield record, ": ".join(filter(None, (place.place, place.detail)))
 
 
 def _gold(record: Any, where: str) -> tuple[str, tuple[str, ...]]:
     """A question's id and the texts of its answers: SQuAD's are a list of objects, those of the flat form one object of
     lists."""
-    if isinstance(record, Example):
-        return record.id, tuple(answer.text for answer in record.answers)
-    wanted = f'Wanted are "id" and "answers" with their "text". {_WHOLE}'
     try:
         id, answers = record["id"], record["answers"]
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError(f"{where}: a question without {error}. {wanted}") from None
-    try:
         texts = answers["text"] if isinstance(answers, Mapping) else [one["text"] for one in answers or ()]
-    except (KeyError, TypeError):
-        texts = None
+    except (KeyError, TypeError, IndexError):
+        id = texts = None
     if id is None or not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{where}: an id or answers that can't be used. {wanted}")
+        wanted = f'wanted are "id" and "answers" with their "text". {_WHOLE}'
+        raise InputError(f"{where}: a question without an id or answers that can be used; {wanted}")
     return str(id), tuple(texts)
 
 
-def _checked(source: Any, kind: Any, called: str, form: str) -> dict[str, Any]:
+def _checked(source: Any, kind: Any, form: str) -> dict[str, Any]:
     """A mapping by question, or the JSON file of one."""
     values = source
     if not isinstance(source, Mapping):
         try:
             values = json.loads(Path(source).read_bytes())
-        except OSError as error:
-            raise InputError(f"{source}: can't be read ({error.strerror}).") from None
-        except ValueError as error:
-            raise InputError(f"{source}: not JSON ({error}).") from None
-    if not isinstance(values, Mapping):
-        raise InputError(f"{_named(source)}: a JSON object {form} is needed; found {described(values)}.")
-    for id, value in values.items():
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f'{_named(source)}: "{id}" has {described(value)} where {called} is needed, as in {form}.')
+        except (OSError, ValueError) as error:
+            raise InputError(f"{source}: can't be read as JSON ({error}).") from None
+    wrong = [id for id, value in values.items() if not isinstance(value, kind)] if isinstance(values, Mapping) else [""]
+    if wrong:
+        at = f', and "{wrong[0]}" has none' if wrong[0] else ""
+        raise InputError(f"{_named(source)}: a JSON object {form} is needed{at}.")
     return dict(values)
 
 

@@ -2,8 +2,8 @@
 
 prepare   tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
 units     pieces of files; a large SQuAD file is read through once to be cut
-window    a unit's examples -> windows -> a shard, and lists of rejects and of answers to check
-finish    these lists gathered, the manifest written last    mapping/table_job.py
+window    a unit's examples -> windows -> a shard, and a list of rejects
+finish    rejects gathered, the manifest written last    mapping/table_job.py
 
 Memory: this process plans and keeps count; a worker holds a tokenizer, a batch of examples and their windows.
 """
@@ -23,17 +23,16 @@ import pyarrow as pa
 
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError
-from milldam.files import NewFile, hash_bytes
+from milldam.files import hash_bytes
 from milldam.mapping.table_job import SHARDS, RowUnit, TableJob, TableSummary, require_unchanged, unit_record
 from milldam.memory import release, usage
 from milldam.pipeline.rejects import NAME as REJECTS
 from milldam.pipeline.rejects import RejectFile, first_reject
-from milldam.qa.examples import Example, read_examples
-from milldam.qa.records import PIECE_BYTES, Piece, cut_file, list_files
+from milldam.qa.examples import PIECE_BYTES, Example, cut_file, list_files, read_examples
 from milldam.qa.settings import First, PaddingSide, QARules, QASettings
 from milldam.qa.store import FeatureStore, Form
-from milldam.qa.template import Template
-from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
+from milldam.qa.template import Template, template_of
+from milldam.qa.windows import VERSION, Windower, Windows
 from milldam.run import engine
 from milldam.run.array import ArrayWork
 from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers
@@ -46,15 +45,15 @@ from milldam.sources.batch import Reading, TextRules
 from milldam.sources.units import Slice, gather, whole
 from milldam.stores.table.manifest import TableManifest, TableSchema
 from milldam.stores.table.writer import TableShardWriter
+from milldam.tokenizers.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from milldam.choices import Executor
 
-ANSWERS = "answers.jsonl"
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
-BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 6 << 20
-"""Limits of a batch: examples, characters of distinct contexts (what encoding takes), bytes of windows."""
+BATCH_EXAMPLES, BATCH_CHARACTERS, BATCH_WINDOWS = 256, 256_000, 6 << 20
+"""Limits of a batch: examples, their characters (what encoding takes), bytes of windows."""
 _CHARACTERS_A_TOKEN = 3
 
 
@@ -107,80 +106,86 @@ def array_of(settings: QASettings) -> ArrayWork[TableSummary]:
 class QAJob(TableJob):
     """Examples to windows."""
 
-    stage_names, outputs = ("window",), (SHARDS, ANSWERS, REJECTS)
+    stage_names, outputs = ("window",), (SHARDS, REJECTS)
 
     def __init__(self, settings: QASettings) -> None:
-        self._settings, self._rules, self.workers = settings, settings.rules, settings.workers
+        self._settings, self.workers = settings, settings.workers
 
     def prepare(self, run: Session) -> Identity:
-        self._tokenizer = tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
-        self._form, template = tokenizer.form(self._rules), tokenizer.template
+        settings = self._settings
+        loaded = load_tokenizer(settings.tokenizer)
+        plain_hash = hash_bytes(loaded.json.encode())
+        template = template_of(loaded.huggingface, settings, loaded.named)
+        Windower(loaded.huggingface, settings, template)  # refuses rules that make no windows
+        self._json = loaded.huggingface.to_str() if settings.memory_tokens else loaded.json
+        self._facts = {
+            "name": loaded.name,
+            "xxh3": hash_bytes(self._json.encode()),
+            "vocab_size": loaded.vocab_size,
+            "cls_id": template.cls_id,
+        }
+        dtype = "uint16" if loaded.vocab_size <= 1 << 16 else "int32"
+        own = template.pad_id, template.pad_type, template.pad_left, len(template.before), len(template.after)
+        self._form = Form(settings.max_seq_length, dtype, *own, template.memory)
+        self._template, name = template, loaded.name
+        del loaded
         release()
         # Every setting that changes windows, with "auto" resolved.
-        settings = {
+        recipe = {
             "version": VERSION,
-            "tokenizer": tokenizer.plain_hash,
-            **asdict(self._rules),
+            "tokenizer": plain_hash,
+            **settings.facts,
             "first": "context" if template.context_first else "question",
             "padding_side": "left" if template.pad_left else "right",
             "pad_id": template.pad_id,
             "pad_type": template.pad_type,
             "cls_id": template.cls_id,
-            "max_examples": self._settings.max_examples,
-            "split": self._settings.split,
+            "max_examples": settings.max_examples,
+            "split": settings.split,
         }
-        self._files = list(list_files(self._settings.inputs, self._settings.split))
+        self._files = list(list_files(settings.inputs, settings.split))
         listed = run.folder.inputs.write((0, file) for file in self._files)
-        self._identity = Identity(settings, listed, tokenizer.name)
+        self._identity = Identity(recipe, listed, name)
         return self._identity
 
     def units(self, run: Session) -> Iterator[RowUnit]:
         most = self._settings.max_examples
-        groups: Iterable[list[Piece]]
         if most is None:
             run.enter("read")
             pieces = (piece for file in self._files for piece in cut_file(file))
-            groups = gather(pieces, PIECE_BYTES, lambda piece: piece.slice)
+            groups: Iterable[list[Slice]] = gather(pieces, PIECE_BYTES, lambda piece: piece)
         else:  # counted over all files, in order
-            groups = [[Piece(whole(file)) for file in self._files]]
+            groups = [[whole(file) for file in self._files]]
         for index, group in enumerate(groups):
-            slices = [piece.slice for piece in group]
-            key = key_of(most, [[one.state, one.format, one.compression, one.start, one.stop] for one in slices])
-            place = {"pieces": [asdict(piece) for piece in group], "most": most}
-            yield RowUnit(index, key, sum(one.size for one in slices), place)
+            key = key_of(most, [[one.state, one.format, one.compression, one.start, one.stop] for one in group])
+            place = {"pieces": [piece.as_json() for piece in group], "most": most}
+            yield RowUnit(index, key, sum(one.size for one in group), place)
 
     def files(self, run: Session) -> dict[str, bytes]:
-        return {"tokenizer.json": self._tokenizer.json.encode()}
+        return {"tokenizer.json": self._json.encode()}
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        sizes, rules, settings = run.folder.units.sizes(), self._rules, self._settings
+        sizes, settings = run.folder.units.sizes(), self._settings
         records = self.open_records(run, json.dumps(self._identity.settings, sort_keys=True))
         small = settings.executor == "local" and settings.workers is None and sizes.sum() < SMALL_INPUT
         useful = 1 if small else max(1, min(settings.workers or run.pool.cores, len(sizes) - records.complete))
-        worker_bytes = TOKENIZER_FACTOR * len(self._tokenizer.json) + WINDOWS_BYTES + run.pool.overhead_bytes
-        step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
+        worker_bytes = TOKENIZER_FACTOR * len(self._json) + WINDOWS_BYTES + run.pool.overhead_bytes
+        step = f"overlap {settings.facts['overlap']}" if settings.hop is None else f"hop {settings.hop}"
         release()
         return {
             "workers": fit_workers(run.budget, usage().anonymous, worker_bytes, useful),
             "useful": useful,
             "done": records.complete,
             "encoder": "huggingface",
-            "encoder_note": f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+            "encoder_note": f"windows of {settings.max_seq_length}, {step}, {settings.memory_tokens} memory tokens",
         }
 
     def stages(self, run: Session) -> Iterator[Stage]:
         rules = TextRules(strict=self._settings.strict, only_file=len(self._files) == 1)
-        load = WindowLoad(run.folder.out, rules, self._rules, self._tokenizer.template, self._form)
+        load = WindowLoad(run.folder.out, rules, self._settings, self._template, self._form)
         yield Stage("window", load, self.records, lambda value: RowUnit(**value))
 
     def manifest(self, out: Path, counts: Counter[str], reasons: dict[str, dict[str, int]]) -> TableManifest:
-        with NewFile(out / ANSWERS) as answers:
-            for part in self.lists(out, "answers-"):
-                answers.write(part.read_bytes())
-            if answers.size:
-                answers.commit()
-            else:
-                answers.path.unlink(missing_ok=True)
         if not counts["windows"]:
             listed = ", ".join(f"{reason} {count:,}" for one in reasons.values() for reason, count in one.items())
             if not listed:
@@ -191,18 +196,9 @@ class QAJob(TableJob):
         facts |= {name: counts[name] for name in ("repaired", "unrepairable")}
         facts |= {name: reasons[name] for name in ("dropped", "rejected")}
         facts |= {name: counts[name] for name in ("windows", "windows_with_answers", "tokens")}
-        tokenizer = {
-            "name": self._tokenizer.name,
-            "xxh3": hash_bytes(self._tokenizer.json.encode()),
-            "vocab_size": self._tokenizer.vocab_size,
-            "cls_id": self._tokenizer.template.cls_id,
-        }
         schema, form = TableSchema.of(schema_of(self._form)), json.loads(json.dumps(asdict(self._form)))
-        settings, listed_input = self._identity.settings, self._identity.input
-        return TableManifest(schema, settings, listed_input, facts, tokenizer=tokenizer, qa=form)
-
-
-# ---- in a worker ----
+        recipe, listed_input = self._identity.settings, self._identity.input
+        return TableManifest(schema, recipe, listed_input, facts, tokenizer=self._facts, qa=form)
 
 
 def schema_of(form: Form) -> pa.Schema:
@@ -218,6 +214,9 @@ def schema_of(form: Form) -> pa.Schema:
     for name, (dtype, shape) in form.columns.items():
         kinds[name] = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape))))
     return pa.schema(list(kinds.items()))
+
+
+# ---- in a worker ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +238,21 @@ class WindowLoad:
 
     def _make(self, windower: Windower, assigned: Assigned, progress: Progress) -> Record:
         """The record of a unit, whose files are durable."""
-        place, schema, run_folder = assigned.unit.place, schema_of(self.form), self.out / RUN_FOLDER
-        pieces = [Piece(Slice(**piece["slice"]), piece["article"]) for piece in place["pieces"]]
+        place, schema = assigned.unit.place, schema_of(self.form)
+        slices = [Slice(**piece) for piece in place["pieces"]]
         counts: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         with (
             TableShardWriter(self.out, schema) as writer,
-            NewFile(run_folder / f"answers-{assigned.key}.jsonl") as answers,
-            RejectFile(run_folder / f"rejects-{assigned.key}.jsonl") as rejects,
+            RejectFile(self.out / RUN_FOLDER / f"rejects-{assigned.key}.jsonl") as rejects,
         ):
             reading = Reading(self.text_rules, rejects.add)
-            examples = (example for piece in pieces for example in read_examples(piece, reading))
+            examples = (example for one in slices for example in read_examples(one, reading))
             for batch in self._batches(itertools.islice(examples, place["most"])):
                 progress.lap("read")
                 windows = windower(batch)
                 progress.lap("encode")
                 writer.append(_rows(batch, windows, writer.rows, schema))
-                answers.write(b"".join(_answers_to_check(batch, windows)))
                 progress.lap("write")
                 tokens = int(windows.column("length").sum())
                 answered = int((windows.column("start_positions") != windows.column("cls_index")).sum())
@@ -265,29 +262,26 @@ class WindowLoad:
                 counts.update(windows_with_answers=answered)
                 size = sum(len(example.question) + len(example.context) for example in batch)
                 progress.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
-            require_unchanged(piece.slice for piece in pieces)
+            require_unchanged(slices)
             lists, shard = rejects.commit(), writer.commit()
-            if answers.size:
-                lists[answers.path.name] = answers.commit()
         release()
         shards = [] if shard is None else [shard]
         return unit_record(assigned, shards, lists, counts, rejects.counts, dropped=dict(dropped))
 
     def _batches(self, examples: Iterator[Example]) -> Iterator[list[Example]]:
-        """Batches of about `BATCH_WINDOWS`; an example with more windows than that comes alone."""
+        """Batches within these limits; an example that is larger comes alone."""
         step = max(1, self.rules.step(self.form.max_seq_length - self.template.taken))
         row = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self.form.columns.values())
-        most = max(1, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
+        most = min(BATCH_CHARACTERS, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
         batch: list[Example] = []
-        used = different = 0
+        used = 0
         for example in examples:
             size = len(example.question) + len(example.context)
-            new = size if not batch or batch[-1].context != example.context else len(example.question)
-            if batch and (len(batch) == BATCH_EXAMPLES or used + size > most or different + new > BATCH_CONTEXTS):
+            if batch and (len(batch) == BATCH_EXAMPLES or used + size > most):
                 yield batch
-                batch, used, different, new = [], 0, 0, size
+                batch, used = [], 0
             batch.append(example)
-            used, different = used + size, different + new
+            used += size
         if batch:
             yield batch
 
@@ -315,19 +309,3 @@ def _rows(examples: list[Example], windows: Windows, before: int, schema: pa.Sch
             lists, pa.FixedSizeListArray.from_arrays(pa.array(flat), kind.list_size)
         )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _answers_to_check(batch: list[Example], windows: Windows) -> Iterator[bytes]:
-    """A line for each example whose answer is not where the data says, or that was dropped."""
-    for number, (example, chosen) in enumerate(zip(batch, windows.chosen, strict=True)):
-        reason = windows.dropped.get(number)
-        if reason is None and chosen.status in ("ok", "none"):
-            continue
-        line = {
-            "id": example.id,
-            "status": "dropped" if reason else chosen.status,
-            **({"reason": reason} if reason else {}),
-            "stated": [{"text": answer.text, "start": answer.start} for answer in example.answers],
-            "found": {"text": chosen.text, "start": chosen.start} if chosen else None,
-        }
-        yield (json.dumps(line, ensure_ascii=False) + "\n").encode()

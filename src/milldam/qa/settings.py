@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
@@ -14,7 +13,6 @@ from milldam.rules import AtLeastOne, RunSettings, Settings, Texts
 First = Literal["auto", "question", "context"]
 PaddingSide = Literal["auto", "left", "right"]
 DEFAULT_OVERLAP = 128
-_SPLIT = re.compile(r"\w+(?:[.+-]\w+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +49,12 @@ class QARules(Settings):
             return min(self.hop, room)  # a longer one would leave out tokens between two windows
         return room - (DEFAULT_OVERLAP if self.overlap is None else self.overlap)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Every setting that changes features."""
+        facts = {one.name: getattr(self, one.name) for one in fields(QARules)}
+        return facts | ({"overlap": DEFAULT_OVERLAP} if self.overlap is self.hop is None else {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QASettings(QARules, RunSettings):
@@ -68,14 +72,3 @@ class QASettings(QARules, RunSettings):
     """Split to read, and its name in the store."""
     strict: bool = False
     """Stop at the first record that can't be used."""
-
-    def __post_init__(self) -> None:
-        QARules.__post_init__(self)
-        if not _SPLIT.fullmatch(self.split):
-            raise ConfigError(Setting("split"), f': "{self.split}"; a name is wanted, such as train or validation.')
-
-    @property
-    def rules(self) -> QARules:
-        """The settings that change features."""
-        rules = QARules(**{one.name: getattr(self, one.name) for one in fields(QARules)})
-        return rules if rules.hop is not None or rules.overlap is not None else replace(rules, overlap=DEFAULT_OVERLAP)

@@ -10,6 +10,7 @@ examples are numbered through the shards in the order of the manifest.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,18 +35,16 @@ from milldam.stores.tokens.reader import TOKENIZER, parse_tokenizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.stores.table.manifest import TableManifest
+    from milldam.stores.table.manifest import TableManifest, TableShard
 
 Array = npt.NDArray[Any]
 
-TEXTS = ("id", "title", "question", "context", "answers", "chosen", "status")
+TEXTS = ["id", "title", "question", "context", "answers", "chosen", "status"]
 NUMBERS = (
     *("length", "start_positions", "end_positions", "cls_index", "context_begin", "context_tokens"),
-    *("segment", "segments", "example"),
+    *("segment_index", "total_segments", "example"),
 )
 """The int32 of a window in the column `numbers`, in order. `example` counts in the shard."""
-KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
-"""Names that users know -> columns."""
 _GATHERED = ("input_ids", "token_type_ids", "offsets")
 _WIDE = ("input_ids", "token_type_ids", "start_positions", "end_positions", "cls_index")
 """Returned as int64, which models index with."""
@@ -118,78 +117,75 @@ class _Layout:
     """Where the windows of all record batches lie in the files, which are read as if they lay end to end."""
 
     def __init__(self, folder: Path, manifest: TableManifest, form: Form, way: Way) -> None:
+        import pyarrow as pa
+
         self.batches: list[pa.RecordBatch] = []
-        self._way, self._folder, self._columns = way, folder, form.columns
-        self._files = {folder / shard.name: shard.bytes for shard in manifest.shards}
-        self._readers: dict[np.dtype[Any], Reader] = {}
-        self._ways: dict[str, tuple[Reader, Int64s, int, tuple[int, ...]]] = {}
         starts: dict[str, list[int]] = {name: [] for name in (*form.columns, "lists")}
         shard_begins, counts, before, at = [], [], 0, 0
         for shard in manifest.shards:
             path = folder / shard.name
-            address, batches = _mapped(path, shard.bytes)
-            rows = sum(batch.num_rows for batch in batches)
-            if rows != shard.rows:
-                raise damaged(path, f"{rows:,} rows where the manifest says {shard.rows:,}")
-            for batch in batches:
-                try:
+            try:
+                address, batches = _mapped(path, shard)
+                for batch in batches:
                     for name, (dtype, shape) in form.columns.items():
-                        place = _place(batch, name, dtype, shape)
-                        starts[name].append((place - address + at) // dtype.itemsize)
-                except (KeyError, ValueError) as error:
-                    raise damaged(path, f"columns that are not those of its manifest: {error}") from None
-                lists = batch.column("numbers")
-                starts["lists"].append((lists.buffers()[1].address + 4 * lists.offset - address + at) // 4)
-                counts.append((len(lists.values), batch.num_rows))
-                shard_begins.append(before)
+                        starts[name].append((_place(batch, name, dtype, shape) - address + at) // dtype.itemsize)
+                    lists = batch.column("numbers")
+                    starts["lists"].append((lists.buffers()[1].address + 4 * lists.offset - address + at) // 4)
+                    counts.append((len(lists.values), batch.num_rows))
+                    shard_begins.append(before)
+            except FileNotFoundError:
+                raise StoreError(
+                    f"{path}: missing. Make the table again: the same call makes what is missing."
+                ) from None
+            except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+                raise damaged(path, str(error)) from None
             self.batches += batches
-            before, at = before + rows, at + shard.bytes
+            before, at = before + shard.rows, at + shard.bytes
         sums = np.concatenate((np.zeros((1, 2), np.int64), np.cumsum(counts, axis=0, dtype=np.int64).reshape(-1, 2)))
         self.windows, self.examples = np.ascontiguousarray(sums.T)
         """(batches + 1,): windows and examples before each batch, and in all."""
         self.shard_begins = np.array(shard_begins, np.int64)
         """(batches,): examples before the shard of each batch."""
-        self.starts = {name: np.array(places, np.int64) for name, places in starts.items()}
-        """(batches,): where the values of each batch begin, counted in values."""
-
-    def reader(self, dtype: np.dtype[Any]) -> Reader:
-        """The files end to end, as values of a type."""
-        if dtype not in self._readers:
-            files = tuple(TokenFile(path, size // dtype.itemsize) for path, size in self._files.items())
-            stream = TokenStream(str(self._folder), files, dtype, 0, sum(file.tokens for file in files), "")
-            self._readers[dtype] = open_reader(stream, self._way)
-        return self._readers[dtype]
+        if self.windows[-1] != manifest.counts["windows"]:
+            listed = manifest.counts["windows"]
+            raise damaged(folder, f"{self.windows[-1]:,} windows where the manifest says {listed:,}")
+        self.lists = np.array(starts["lists"], np.int64)
+        """(batches,): where the list offsets of each batch begin, counted in int32."""
+        self._columns: dict[str, tuple[Reader, Int64s, tuple[int, ...]]] = {}
+        """Of each column: its reader, what to add to `window * values` by batch, and the shape of a row."""
+        for name, (dtype, shape) in form.columns.items():
+            files = tuple(TokenFile(folder / one.name, one.bytes // dtype.itemsize) for one in manifest.shards)
+            stream = TokenStream(str(folder), files, dtype, 0, sum(file.tokens for file in files), "")
+            shifts = np.array(starts[name], np.int64) - self.windows[:-1] * math.prod(shape)
+            self._columns[name] = open_reader(stream, way), shifts, shape
+        self.reader = self._columns["numbers"][0]
+        """Reads int32."""
 
     def gather(self, name: str, windows: Int64s, batch: Int64s) -> Array:
         """A column of windows, which lie in these batches."""
-        if name not in self._ways:
-            dtype, shape = self._columns[name]
-            elements = int(np.prod(shape))
-            self._ways[name] = self.reader(dtype), self.starts[name] - self.windows[:-1] * elements, elements, shape
-        reader, shifts, elements, shape = self._ways[name]
+        reader, shifts, shape = self._columns[name]
         if not len(windows):
             return np.empty((0, *shape), reader.dtype)
-        rows = reader.rows(shifts[batch] + windows * elements, elements)
+        values = math.prod(shape)
+        rows = reader.rows(shifts[batch] + windows * values, values)
         # A positioned reader uses its buffer again for the next read.
         return (rows if rows.flags.owndata else rows.copy()).reshape(len(windows), *shape)
 
 
-def _mapped(path: Path, size: int) -> tuple[int, list[pa.RecordBatch]]:
+def _mapped(path: Path, shard: TableShard) -> tuple[int, list[pa.RecordBatch]]:
     """The address of a mapped file, and the record batches in it."""
     import pyarrow as pa
 
-    try:
-        with pa.memory_map(str(path)) as file:
-            data = file.read_buffer()
-        if data.size != size:
-            raise damaged(path, f"{data.size:,} bytes where {size:,} are expected")
-        batches = list(pa.ipc.open_stream(data))
-        for batch in batches:
-            batch.validate()
-    except FileNotFoundError:
-        raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, str(error)) from None
+    with pa.memory_map(str(path)) as file:
+        data = file.read_buffer()
+    if data.size != shard.bytes:
+        raise ValueError(f"{data.size:,} bytes where {shard.bytes:,} are expected")
+    batches = list(pa.ipc.open_stream(data))
+    for batch in batches:
+        batch.validate()
+    rows = sum(batch.num_rows for batch in batches)
+    if rows != shard.rows:
+        raise ValueError(f"{rows:,} rows where the manifest says {shard.rows:,}")
     return data.address, batches
 
 
@@ -198,8 +194,8 @@ def _place(batch: pa.RecordBatch, name: str, dtype: np.dtype[Any], shape: tuple[
     import pyarrow as pa
 
     lists = batch.column(name)
-    if lists.type != pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape)))):
-        raise ValueError(f"{name} is {lists.type}")
+    if lists.type != pa.list_(pa.list_(pa.from_numpy_dtype(dtype), math.prod(shape))):
+        raise ValueError(f"{name} is {lists.type}, not as the manifest says")
     flat = lists.values.values
     whole = lists.offsets[0].as_py() == 0 and lists.offsets[-1].as_py() == len(lists.values)
     if not whole or lists.null_count or lists.values.null_count or flat.null_count:
@@ -213,7 +209,7 @@ def damaged(path: Path, what: str) -> StoreError:
 
 
 class FeatureStore:
-    """Windows by number: `store[i]`, `len(store)`; `store.document(k)`, `store.example(k)` by example.
+    """Windows by number: `store[i]`, `len(store)`; texts by example: `store.example(k)`.
 
     >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
     >>> len(features), features.examples, features[0]["input_ids"].shape
@@ -234,7 +230,6 @@ class FeatureStore:
         self._windows = int(self.manifest.counts["windows"])
         one_of("read", read, Way)
         self._way = read
-        self._opened: _Layout | None = None
         self._checked = set[int]()
         """Record batches whose texts were looked through."""
 
@@ -252,14 +247,9 @@ class FeatureStore:
             raise StoreError(f"{path}: missing. Make the store again.")
         return parse_tokenizer(data, str(path))
 
-    @property
+    @functools.cached_property
     def _layout(self) -> _Layout:
-        if self._opened is None:
-            opened = _Layout(self.path, self.manifest, self.form, self._way)
-            if opened.windows[-1] != len(self):
-                raise damaged(self.path, f"{opened.windows[-1]:,} windows where the manifest says {len(self):,}")
-            self._opened = opened
-        return self._opened
+        return _Layout(self.path, self.manifest, self.form, self._way)
 
     # ---- windows ----
 
@@ -274,7 +264,7 @@ class FeatureStore:
         table: Array | None = None
         found: dict[str, Array] = {}
         for name in columns:
-            column = KNOWN_NAMES.get(name, name)
+            column = "offsets" if name == "offset_mapping" else name
             if column in _GATHERED:
                 found[name] = layout.gather(column, wanted, batch)
                 continue
@@ -304,15 +294,11 @@ class FeatureStore:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """One window with all its fields: arrays of L, and numbers."""
-        wanted = counted_number(operator.index(number), len(self), "window")
-        example = int(self.rows([wanted], ("example",))["example"][0])
-        fields = {name: array[0] for name, array in self._fields([wanted]).items()}
-        window = {name: value if value.ndim else value.item() for name, value in fields.items()}
-        return window | {"example_id": self._text(example, "id")}
-
-    def _fields(self, numbers: npt.ArrayLike) -> dict[str, Array]:
-        rows = self.rows(numbers, WINDOW_FIELDS)
-        return {name: array.astype(np.int64) if name in _WIDE else array for name, array in rows.items()}
+        rows = self.rows([counted_number(operator.index(number), len(self), "window")], (*WINDOW_FIELDS, "example"))
+        example = int(rows.pop("example")[0])
+        window = {name: column[0].astype(np.int64) if name in _WIDE else column[0] for name, column in rows.items()}
+        window = {name: value if value.ndim else value.item() for name, value in window.items()}
+        return window | {"example_id": self.example(example)["id"]}
 
     # ---- examples ----
 
@@ -322,46 +308,34 @@ class FeatureStore:
         if not len(wanted):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         batch = layout.examples[1:].searchsorted(wanted, side="right")
-        places = layout.starts["lists"][batch] + wanted - layout.examples[batch]
-        pairs = layout.reader(np.dtype("<i4")).rows(places, 2)
+        pairs = layout.reader.rows(layout.lists[batch] + wanted - layout.examples[batch], 2)
         begins = layout.windows[batch]
         first, counts = pairs[:, 0] + begins, (pairs[:, 1] - pairs[:, 0]).astype(np.int64)
         if (first < begins).any() or (counts < 1).any() or (first + counts > layout.windows[batch + 1]).any():
             raise damaged(self.path, "an example has windows that are not there")
         return first, counts
 
-    def document(self, number: int) -> dict[str, Any]:
-        """All windows of an example, in order: fields as in `store[i]`, a row a window; `example_id` is one string."""
-        wanted = counted_number(operator.index(number), self.examples, "example")
-        first, count = (int(one[0]) for one in self.windows_of([wanted]))
-        return self._fields(np.arange(first, first + count)) | {"example_id": self._text(wanted, "id")}
-
     def example(self, number: int) -> dict[str, Any]:
         """The texts of one example: id, title, question, context, answers as HF has them, and the answer trained on.
 
         `chosen_answer_text` is empty and `chosen_answer_char_span` None if there is none; `status` says why.
         """
-        wanted = counted_number(operator.index(number), self.examples, "example")
-        texts = {name: self._text(wanted, name) for name in TEXTS}
+        wanted, layout = counted_number(operator.index(number), self.examples, "example"), self._layout
+        place = int(layout.examples[1:].searchsorted(wanted, side="right"))
+        try:
+            batch = layout.batches[place].select(TEXTS)
+            # Arrow trusts the offsets in a file, and would read elsewhere if one is wrong.
+            if place not in self._checked:
+                batch.validate(full=True)
+                self._checked.add(place)
+        except (ValueError, KeyError) as error:  # Arrow's own are ValueErrors
+            raise damaged(self.path, f"texts that can't be read ({error})") from None
+        texts = batch.slice(wanted - int(layout.examples[place]), 1).to_pylist()[0]
         chosen, answers, status = texts.pop("chosen"), texts["answers"], texts.pop("status")
         texts["answers"] = {"text": [one["text"] for one in answers], "answer_start": [one["start"] for one in answers]}
         texts["chosen_answer_text"] = chosen["text"] if chosen else ""
         texts["chosen_answer_char_span"] = (chosen["start"], chosen["stop"]) if chosen else None
-        return texts | {"status": status}
-
-    def _text(self, example: int, column: str) -> Any:
-        """Arrow trusts the offsets in a file, and would read elsewhere if one is wrong: so the texts of a batch are
-        checked when one is first asked for."""
-        layout = self._layout
-        number = int(layout.examples[1:].searchsorted(example, side="right"))
-        batch = layout.batches[number]
-        if number not in self._checked:
-            try:
-                batch.select(list(TEXTS)).validate(full=True)
-            except (ValueError, KeyError) as error:  # Arrow's own are ValueErrors
-                raise damaged(self.path, f"texts that can't be read ({error})") from None
-            self._checked.add(number)
-        return batch.column(column)[example - int(layout.examples[number])].as_py()
+        return {**texts, "status": status}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self._way, self.fingerprint)
@@ -378,12 +352,10 @@ def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint:
 
 def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:
     """Numbers as int64, none of them out of range."""
-    wanted = np.asarray(numbers)
-    if not len(wanted):
-        return np.empty(0, np.int64)
+    wanted = np.asarray(numbers, None if len(np.atleast_1d(numbers)) else np.int64)
     if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
         raise TypeError(f"{what} numbers are a one-dimensional array of integers, not {wanted.dtype} {wanted.shape}")
-    least, most = int(wanted.min()), int(wanted.max())
-    if least < 0 or most >= count:
-        raise IndexError(f"{what} {least if least < 0 else most} of a store of {count:,} {what}s")
+    outside = wanted[(wanted < 0) | (wanted >= count)]
+    if len(outside):
+        raise IndexError(f"{what} {outside[0]} of a store of {count:,} {what}s")
     return wanted.astype(np.int64, copy=False)

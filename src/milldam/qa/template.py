@@ -9,7 +9,7 @@ are added to the vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from milldam.errors import InputError
@@ -41,35 +41,56 @@ class Template:
     pad_type: int
     pad_left: bool
     cls_id: int | None
-    """None: the tokenizer has no such token, and the first token of a window stands for it."""
-    memory: MemoryTokens = field(default_factory=MemoryTokens)
+    """None: the tokenizer has no such token, and a token of the question stands for it, where no answer can be."""
+    memory: MemoryTokens
 
     @property
     def taken(self) -> int:
         """Tokens of a window that belong to neither text."""
         return len(self.before) + len(self.between) + len(self.after) + 2 * len(self.memory)
 
+    @property
+    def cls_at(self) -> int:
+        """Where the CLS token is in a window without padding: the special one, not one that the text has. Below 0:
+        counted from the end."""
+        if self.cls_id is None:
+            return -1 if self.context_first else 0
+        before, after = ([token for token, _ in part] for part in (self.before, self.after))
+        if self.cls_id in after and self.cls_id not in before:
+            return after.index(self.cls_id) - len(after)
+        return before.index(self.cls_id) if self.cls_id in before else 0
 
-def template_of(tokenizer: Any, rules: QARules, facts: dict[str, Any] | None = None) -> Template:
-    """The template of a `tokenizers.Tokenizer`. `facts`: what the files beside it say about special tokens."""
-    facts = facts or {}
+
+def template_of(tokenizer: Any, rules: QARules, named: dict[str, Any]) -> Template:
+    """The template of a `tokenizers.Tokenizer`, which gets its memory tokens. `named`: `Tokenizer.named`."""
     (before, between, after), text_types = _pair(tokenizer)
     special = {token for token, _ in (*before, *between, *after)}
-    cls_id = _first_known(tokenizer, [facts.get("cls_token"), *_CLS_NAMES], among=special)
-    sides = [side for side in (rules.padding_side, facts.get("padding_side")) if side in ("left", "right")]
+    cls_id = _first_known(tokenizer, (named.get("cls"), *_CLS_NAMES), among=special)
+    sides = [side for side in (rules.padding_side, named.get("padding_side")) if side in ("left", "right")]
     # A model that reads its answer off the last token, such as XLNet, has its text at the end.
     cls_is_last = cls_id in [token for token, _ in after] and cls_id not in [token for token, _ in before]
     left = sides[0] == "left" if sides else cls_is_last
+    pad_id = _first_known(tokenizer, (named.get("pad"), *_PLAIN_PAD_NAMES))
+    if pad_id is None:
+        # Among special tokens alone: "<unk>" may well be a word of a byte-level vocabulary.
+        marked = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        pad_id = _first_known(tokenizer, _PAD_NAMES, among=marked)
+    if pad_id is None:
+        raise InputError(
+            f"The tokenizer has no token to pad with (looked for {', '.join(_PAD_NAMES)}). Name one as pad_token in "
+            "the tokenizer_config.json beside it."
+        )
     return Template(
         before,
         between,
         after,
         text_types,
         context_first=left if rules.first == "auto" else rules.first == "context",
-        pad_id=_pad_id(tokenizer, facts),
+        pad_id=pad_id,
         pad_type=_XLNET_PAD_TYPE if any(kind == _XLNET_CLS_TYPE for _, kind in after) else 0,
         pad_left=left,
         cls_id=cls_id,
+        memory=add_memory_tokens(tokenizer, rules.memory_tokens),
     )
 
 
@@ -96,23 +117,9 @@ def _pair(tokenizer: Any) -> tuple[list[Special], tuple[int, int]]:
     return [tuple(part) for part in parts], (types[0], types[1])
 
 
-def _first_known(tokenizer: Any, names: list[Any], among: set[int] | None = None) -> int | None:
+def _first_known(tokenizer: Any, names: tuple[Any, ...], among: set[int] | None = None) -> int | None:
     ids = (tokenizer.token_to_id(name) for name in names if isinstance(name, str))
     return next((int(id) for id in ids if id is not None and (among is None or id in among)), None)
-
-
-def _pad_id(tokenizer: Any, facts: dict[str, Any]) -> int:
-    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    pad_id = _first_known(tokenizer, [facts.get("pad_token"), *_PLAIN_PAD_NAMES])
-    if pad_id is None:
-        # Among special tokens alone: "<unk>" may well be a word of a byte-level vocabulary.
-        pad_id = _first_known(tokenizer, list(_PAD_NAMES), among=special)
-    if pad_id is None:
-        raise InputError(
-            f"The tokenizer has no token to pad with (looked for {', '.join(_PAD_NAMES)}). Name one as pad_token in "
-            "the tokenizer_config.json beside it."
-        )
-    return pad_id
 
 
 def add_memory_tokens(tokenizer: Any, count: int) -> MemoryTokens:

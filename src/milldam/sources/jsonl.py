@@ -22,6 +22,7 @@ from milldam.sources.batch import TOO_LARGE, Batch, Reading, TextRules, too_larg
 from milldam.sources.compression import DamagedError, read_head
 from milldam.sources.records import BOM, as_json_lines, make_reject, record_blocks
 from milldam.sources.units import Slice
+from milldam.text.arrays import is_utf8
 
 _MISSING = object()
 _LINES_SEEN = 10_000
@@ -64,7 +65,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
     for data, line, line_ends, size in record_blocks(slice, reading):
         taken = False
-        if take is not None and 0 < len(data) <= rules.max_document_bytes:
+        if take is not None and 0 < len(data) <= rules.max_document_bytes and is_utf8(data):
             lines = line_ends + (not data.endswith(b"\n"))
             buffer, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
             ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(buffer, np.uint8)

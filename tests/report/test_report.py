@@ -419,7 +419,7 @@ def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path:
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")
     stages = re.findall(r"<li><b>(\w+)</b>", page)
     assert stages == ["read", "dedup", "decontaminate"]
-    assert "method: exact" not in page and "Exact duplicates" not in page
+    assert "method: near, after exact" in page and "Exact duplicates" not in page
     assert page.count("<mark>Highlighted</mark>: ") == 2
     assert f"… <mark>{' '.join(words[2][100:140])}</mark> …" in page
     assert re.search(r"excerpt from character [\d,]+</span></figcaption><p dir=\"auto\">… ", page)

@@ -145,7 +145,7 @@ def test_what_is_no_input_says_so(tmp_path: Path) -> None:
     for name, message in (
         ("missing.json", "no such file"),
         ("notes.txt", "no examples of question answering"),
-        ("empty", "no input files in it"),
+        ("empty", "its splits can.t be told"),
     ):
         with pytest.raises(InputError, match=message):
             list(examples_of(tmp_path / name))

@@ -32,17 +32,17 @@ def test_documents_come_once_in_order_from_any_units(tmp_path: Path, format: str
     with small_blocks(100):
         result = read(path, RULES, shard_size=300)
     assert (result.texts, result.rejects) == (texts, [])
-    assert (result.units > 3) == (not ending and format != "json")
+    assert (result.units > 3) == (not ending and format not in ("json", "csv", "tsv"))
 
 
-@pytest.mark.parametrize("format", ["txt", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize("format", ["txt", "jsonl", "parquet", "arrow"])
 def test_an_address_is_read_in_units_too(tmp_path: Path, format: str) -> None:
     """By seeking in the remote file."""
     path = write_texts(tmp_path / f"a.{format}", TEXTS, rows=10)
     fsspec.filesystem("memory").pipe(f"/formats/a.{format}", path.read_bytes())
     result = read(f"memory://formats/a.{format}", RULES, shard_size=300)
     assert result.texts == TEXTS
-    assert (result.units > 3) == (format != "arrow")  # a stream, which would have to be read through for it
+    assert (result.units > 3) == (format != "arrow")  # which would have to be read through for it
 
 
 @pytest.mark.parametrize("format", ["txt", "jsonl", "json", "csv", "tsv"])
@@ -101,15 +101,3 @@ def test_batches_are_bounded(tmp_path: Path, format: str, monkeypatch: pytest.Mo
     assert all(batch.texts.nbytes < 30_000 or len(batch.texts) == 1 for batch in result.batches)
     assert 6 < len(result.batches) < 100
     assert sum(batch.bytes_read for batch in result.batches) >= 0.8 * sum(map(len, texts))
-
-
-@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet", "arrow"])
-def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, format: str) -> None:
-    """Of tables at once, of JSON lines for each line."""
-    path = write_texts(tmp_path / f"a.{format}", ["one"])
-    if format == "jsonl":
-        (reject,) = read(path, TextRules(text_column="body")).rejects
-        assert reject.detail == 'no field "body"; found "id", "text"'
-    else:
-        with pytest.raises(InputError, match=r'no text in a field "body"; found text in .*"text"\. .* text_column'):
-            read(path, TextRules(text_column="body"))

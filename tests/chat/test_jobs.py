@@ -153,7 +153,7 @@ def test_a_conversation_larger_than_a_batch_is_one_document(tmp_path: Path) -> N
     large = [_said("user", words * 10), _said("assistant", "short"), _said("user", "?"), _said("assistant", words * 10)]
     small = make_conversations(3)
     store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", [small[0], large, *small[1:]]))
-    assert store.manifest.sums["text_bytes"] > 4 << 20
+    assert store.manifest.totals["text_bytes"] > 4 << 20
     assert found(store) == [expected(one) for one in (small[0], large, *small[1:])]
 
 

@@ -112,20 +112,6 @@ def test_megatron_reads_all_documents_of_all_shards(
     assert all(document[-1] == EOS for document in dataset[: len(dataset)])
 
 
-def test_megatron_gets_a_giant_document_as_several_sequences(
-    indexed_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
-) -> None:
-    """What an int32 can't count is cut into sequences of the same document."""
-    store = write_store(tmp_path / "store", SHARDS)
-    monkeypatch.setattr(store_format, "MAX_SEQUENCE", 100)
-    export(store, "megatron", tmp_path / "merged")
-    dataset = indexed_dataset(str(tmp_path / "merged"))
-    assert len(dataset) == 1 + 1 + 3 + 1 + 1 + 1 + 1 + 7
-    assert dataset.document_indices.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 16]
-    np.testing.assert_array_equal(np.concatenate(dataset[: len(dataset)]), flat_tokens(store))
-    assert [len(document) for document in milldam.open(tmp_path / "merged")] == [len(document) for document in store]
-
-
 # ---- refusals ----
 
 
@@ -143,7 +129,7 @@ def test_megatron_gets_a_giant_document_as_several_sequences(
         ("npy", "out.npy", {"shard_size": "0MB"}, "shard_size"),
         ("hf", "out", {"seq_len": 0}, "must be at least 1"),
         ("hf", "store", {}, "is the store itself"),
-        ("hf", "..", {"seq_len": 4}, "name what is to be made"),
+        ("hf", "..", {"seq_len": 4}, "no name"),
     ],
 )
 def test_what_can_not_be_written_is_refused_before_anything_is_made(

@@ -174,14 +174,9 @@ def test_a_split_takes_its_own_files_alone(tmp_path: Path) -> None:
     """Files that belong to no split are train: none of them gets into val."""
     for name, token in (("train", 1), ("val", 2), ("extra", 3)):
         write_rows(tmp_path / "in" / f"{name}.parquet", token)
-    import_tokens(tmp_path / "in", tmp_path / "val", split="val")
-    assert documents_of(tmp_path / "val", "val") == [[2]]
-    import_tokens(tmp_path / "in", tmp_path / "train", split="train")
-    assert sorted(documents_of(tmp_path / "train", "train")) == [[1], [3]]
-    write_rows(tmp_path / "two" / "val.parquet", 2)
-    write_rows(tmp_path / "two" / "extra.parquet", 3)
-    import_tokens(tmp_path / "two", tmp_path / "rest", split="train")
-    assert documents_of(tmp_path / "rest", "train") == [[3]]
+    for split, tokens in (("val", [[2]]), ("train", [[1], [3]])):
+        import_tokens(tmp_path / "in", tmp_path / split, split=split)
+        assert sorted(documents_of(tmp_path / split, split)) == tokens
 
 
 def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
@@ -241,6 +236,8 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
 
     np.save(tmp_path / "negative.npy", np.array([1, -100]))
     refused("negative.npy", "negative.npy: -100 is not a token id")
+    np.arange(1, 2001, dtype=np.uint16).tofile(tmp_path / "narrow.bin")
+    refused("narrow.bin", r"is not a token id of a vocabulary of 16,777,216\. .*dtype.*vocab_size", dtype="uint32")
     pq.write_table(pa.table({"input_ids": [[1], None]}), tmp_path / "null.parquet")
     refused("null.parquet", "has nulls")
     pq.write_table(pa.table({"input_ids": [[1.5]]}), tmp_path / "float.parquet")

@@ -112,7 +112,7 @@ def documents(store: Path | milldam.Store) -> list[list[int]]:
 def set_aside(store: Path | milldam.Store, what: str = "rejects") -> list[dict[str, Any]]:
     """The lines of a store's rejects, dropped or contamination; none when there is no such file."""
     opened = milldam.open(store) if isinstance(store, Path) else store
-    path: Path | None = getattr(opened, what)
+    path = opened.audit.get(what)
     if path is None:
         return []
     data = path.read_bytes()

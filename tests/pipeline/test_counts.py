@@ -13,7 +13,7 @@ from tests.kit.jobs import invoke, set_aside, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
 
 import milldam
-from milldam.stores.tokens.manifest import Tally, total
+from milldam.stores.tokens.manifest import Manifest, Tally
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,7 @@ Figures = tuple[int, int, int, int]
 
 def figures_shown(out: Path, summary: dict[str, Any], printed: str) -> dict[str, Figures]:
     """The four figures, by the place that shows them."""
-    manifest = json.loads((out / "milldam.json").read_bytes())
-    tally = total(Tally(**one) for one in manifest["sources"])
+    tally = Manifest.read(out).tally
     stats = json.loads(invoke("stats", out, "--json").stdout)
     page = re.sub(r"<[^>]+>", " ", html.unescape((out / "run" / "report.html").read_text(encoding="utf-8")))
     text = re.search(r"([\d,]+) of ([\d,]+) records are in the store; ([\d,]+) were dropped, ([\d,]+) rejected", page)

@@ -33,7 +33,6 @@ from milldam.files import (
     read_sealed,
     refuse_address,
     remove_temporaries,
-    stays_in_folder,
     sync_folder,
 )
 from milldam.formats import FORMATS, Format
@@ -52,7 +51,6 @@ from milldam.run.records import RECORDS, Record, Records
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
-from milldam.stores.place import Folder
 
 EXPORT = Kind("export", "milldam-export.json", "milldam export", "an export that is not in its place", "Run it again.")
 MARK = ".milldam-export"
@@ -281,8 +279,10 @@ class ExportJob(engine.Job[ExportSummary]):
         return {"rows": rows, "tokens_left_out": self._store.tokens - sum(one["tokens"] for one in made)}
 
     def up_to_date(self, run: Session) -> ExportSummary | None:
-        made = EXPORT.facts(Folder(run.folder.out))
-        return replace(self._summary(made), up_to_date=True) if self._has_all(made["sizes"]) else None
+        made = read_sealed(run.folder.out / EXPORT.manifest)
+        if made is None or not self._has_all(made["sizes"]):
+            return None
+        return replace(self._summary(made), up_to_date=True)
 
     def _summary(self, made: dict[str, Any]) -> ExportSummary:
         store, sizes = self._store, made["sizes"]
@@ -299,10 +299,9 @@ def _chosen_parts(format: Format, store: Store, out: Path, settings: ExportSetti
     to, seq_len = settings.to, settings.seq_len
     if seq_len is not None and not format.seq_len:
         raise ConfigError(f"{to}: ", Setting("seq_len"), " does not apply to this format. Leave it out.")
-    if out.name in ("", ".."):
-        raise ConfigError(f"{out}: name what is to be made, such as {to}-data.")
-    if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
-        raise ConfigError(f"{out}: is the store itself. Choose another place.")
+    itself = store.place.folder is not None and out.resolve() == store.place.folder.resolve()
+    if itself or out.name in ("", ".."):
+        raise ConfigError(f"{out}: {'is the store itself' if itself else 'no name'}. Name another, such as {to}-data.")
     chosen = store if settings.split is None else store.named_part(settings.split)
     if not format.splits:
         chosen.stream()  # which refuses several splits where one must be named
@@ -313,9 +312,6 @@ def _chosen_parts(format: Format, store: Store, out: Path, settings: ExportSetti
     else:
         parts = {chosen.split_name or chosen.splits[0]: chosen}
     for split, part in parts.items():
-        # They become folders and files.
-        if not stays_in_folder(split, hidden=False):
-            raise ConfigError(f'{store.name}: the split "{split}" is not a valid file name. Nothing is written.')
         if seq_len is not None and part.tokens < seq_len:
             problem = f': the split "{split}" has {part.tokens:,} tokens, not even one row. Use shorter rows.'
             raise ConfigError(Setting("seq_len", seq_len), problem)

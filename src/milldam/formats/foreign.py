@@ -94,12 +94,9 @@ class ForeignFile(Trainable):
         )
 
     def named_part(self, name: str) -> Trainable:
-        beside = self.path.with_name(f"{name}{self.path.suffix}")
-        other = f": open {beside}" if beside.exists() else ", such as train.bin and val.bin"
-        raise ConfigError(
-            f'{self.path}: has no split "{name}". Here each split is a file of its own{other}.\n'
-            "Or cut this one by tokens: .split(train=0.9, val=...)"
-        )
+        other = "Here each split is a file of its own, such as train.bin and val.bin."
+        cut = "Or cut this one by tokens: .split(train=0.9, val=...)"
+        raise ConfigError(f'{self.path}: has no split "{name}". {other}\n{cut}')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_foreign, (self.path, self._wanted)

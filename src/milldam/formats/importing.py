@@ -217,7 +217,7 @@ class ImportJob(engine.Job[ImportSummary]):
                 if id is not None and token is None:
                     problem = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
                     raise ConfigError(Setting(name, id), problem)
-            vocab_size, self._tokenizer_json = loaded.vocab_size, loaded.json.encode()
+            vocab_size, self._tokenizer_json = vocab_size or loaded.vocab_size, loaded.json.encode()
             self._tokenizer = {"name": loaded.name, "xxh3": hash_bytes(self._tokenizer_json)}
         self._tokenizer |= ids | tokens
         self._vocab_size = vocab_size
@@ -302,7 +302,7 @@ class ImportJob(engine.Job[ImportSummary]):
             "vocab_size": manifest.vocab_size,
             "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
         }
-        counts = {name: manifest.sums[name] for name in ("documents", "tokens")} | {"files": len(self._files)}
+        counts = {name: manifest.totals[name] for name in ("documents", "tokens")} | {"files": len(self._files)}
         return Summary("import", str(out), facts, up_to_date=True, counts=counts)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
 from milldam.files import hash_file
@@ -38,18 +38,6 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _ManifestAlone:
-    """A place with nothing but a manifest."""
-
-    name: str
-    data: bytes
-    folder = None
-
-    def manifest(self, name: str) -> bytes:
-        return self.data
-
-
-@dataclass(frozen=True, slots=True)
 class Contents:
     kind: Kind
     manifest: Any
@@ -61,7 +49,7 @@ class Contents:
     @classmethod
     def of(cls, kind: Kind, data: bytes, where: str) -> Contents:
         """The files that the text of a manifest names. `where`: what messages call its place."""
-        manifest = kind.read(cast("Any", _ManifestAlone(where, data)))
+        manifest = kind.parse(data, f"{where}/{kind.manifest}")
         tokenizer = (manifest.tokenizer or {}).get("xxh3")
         files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
         files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]

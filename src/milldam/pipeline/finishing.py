@@ -27,7 +27,7 @@ from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally, sums, total
+from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally, sums
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
@@ -173,12 +173,6 @@ def _gather(
     if prepared.input.look() != prepared.identity.input:
         raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
     shards, tallies, counts = _count(made, config)
-    if all(shard.split != TRAIN for shard in shards):
-        first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
-        left = _nothing_left(config, first, total(tallies).flow(), other_splits=bool(shards))
-        raise InputError(f"{left}\n{damage}" if damage.files else left)
-    if damage.files:
-        run.observer.warn(str(damage))
     chat = Counter({name: count for name, count in counts.items() if name not in _COUNTED_BESIDES})
     tokenizer = {"name": prepared.known.name, "xxh3": prepared.identity.settings["tokenizer"]}
     manifest = Manifest(
@@ -195,6 +189,12 @@ def _gather(
         units=len((made.arranged or made.records).keys),
         audit=audit or None,
     )
+    if TRAIN not in manifest.splits:
+        first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
+        left = _nothing_left(config, first, manifest.tally.flow(), other_splits=bool(shards))
+        raise InputError(f"{left}\n{damage}" if damage.files else left)
+    if damage.files:
+        run.observer.warn(str(damage))
     return manifest, counts
 
 
@@ -268,7 +268,7 @@ def _summary(out: Path, manifest: Manifest) -> TextSummary:
         job="",
         out=str(out),
         up_to_date=True,
-        counts=manifest.sums | {READ: tally.read},
+        counts=manifest.totals | {READ: tally.read},
         rejected=tally.rejected,
         dropped=tally.reasons,
         warnings=tuple(warnings),

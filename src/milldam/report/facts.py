@@ -89,7 +89,7 @@ def gather(out: Path) -> dict[str, Any]:
         "splits": manifest.splits[:_SPLITS_LISTED],
         "clusters": list(_clusters(details)),
         "samples": _sample_documents(store),
-        "dropped_samples": [] if store.dropped is None else _sample_dropped(store.dropped),
+        "dropped_samples": _sample_dropped(store.audit["dropped"]) if "dropped" in store.audit else [],
         "audit": {what: path.name for what, path in store.audit.items()},
     }
 

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
+from milldam.stores.kinds import KEPT
 
 if TYPE_CHECKING:
     from milldam.remote.place import RemoteFiles, RemotePlace
 
 BLOCK_BYTES = 1 << 20
-KEPT = Path("run", "kept")
-"""Manifests that were replaced while somebody read them (`milldam.stores.kinds`)."""
 Place: TypeAlias = "Folder | RemotePlace"
 """A folder of files, wherever it is: both have what `Folder` has."""
 Origin: TypeAlias = "RemoteFiles"

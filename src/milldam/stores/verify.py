@@ -34,7 +34,7 @@ def verify(where: str | Path | Place) -> Iterator[str]:
     """Every problem found; none means that the store is whole."""
     place = Folder(Path(where)) if isinstance(where, str | Path) else where
     kind, manifest = manifest_at(place)
-    facts = kind.facts(place)
+    facts = kind.facts(place.manifest(kind.manifest) or b"", place.name)
     for name, what in (("totals", "the sums over"), ("fingerprint", "that of")):
         if facts.get(name) != getattr(manifest, name):
             yield f"{place.name}/{kind.manifest}: {name}: not {what} its shards"

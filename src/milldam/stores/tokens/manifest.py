@@ -68,20 +68,6 @@ class Tally:
         return flow
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
-    """Those of several datasets together."""
-    counts: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
-    for one in tallies:
-        counts.update(read=one.read, documents=one.documents, tokens=one.tokens)
-        rejected.update(one.rejected)
-        for stage, reasons in one.dropped.items():
-            dropped[stage].update(reasons)
-    by_stage = {stage: dict(reasons) for stage, reasons in dropped.items() if reasons}
-    return Tally("", counts["read"], dict(rejected), by_stage, counts["documents"], counts["tokens"])
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One pair of files, `name.bin` and `name.idx`; of conversations also `name.spans`, and `name.labels`."""
@@ -150,20 +136,23 @@ class Manifest:
     """The files of what was set aside when it was made (`kinds.write_audit`); None: there are none."""
 
     @property
-    def sums(self) -> dict[str, int]:
-        return sums(self.shards)
-
-    @property
     def totals(self) -> dict[str, int]:
-        return {name: count for name, count in self.sums.items() if name in ("documents", "tokens", "text_bytes")}
+        return sums(self.shards)
 
     @property
     def tally(self) -> Tally:
         """All records together; where nothing is known, every document was one."""
-        if not self.sources:
-            documents, tokens = self.sums["documents"], self.sums["tokens"]
-            return Tally(read=documents, documents=documents, tokens=tokens)
-        return total(self.sources)
+        counted, counts = self.totals, Counter[str]()
+        every = Tally("", counted["documents"], documents=counted["documents"], tokens=counted["tokens"])
+        rejected: Counter[str] = Counter()
+        dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+        for one in self.sources or (every,):
+            counts.update(read=one.read, documents=one.documents, tokens=one.tokens)
+            rejected.update(one.rejected)
+            for stage, reasons in one.dropped.items():
+                dropped[stage].update(reasons)
+        by_stage = {stage: dict(reasons) for stage, reasons in dropped.items() if reasons}
+        return Tally("", counts["read"], dict(rejected), by_stage, counts["documents"], counts["tokens"])
 
     @property
     def splits(self) -> tuple[str, ...]:

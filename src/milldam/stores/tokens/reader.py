@@ -99,16 +99,6 @@ class Store:
         paths = {} if folder is None else {what: folder / file["name"] for what, file in listed.items()}
         return {what: path for what, path in paths.items() if path.exists()}
 
-    @property
-    def rejects(self) -> Path | None:
-        """Records that could not be read; None: there are none here."""
-        return self.audit.get("rejects")
-
-    @property
-    def dropped(self) -> Path | None:
-        """Documents that were dropped; None: there are none here."""
-        return self.audit.get("dropped")
-
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 

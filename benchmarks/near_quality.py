@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import milldam
-from milldam.dedup.minhash import shingle
+from milldam.dedup.sketches import Sketcher
 from milldam.sources.compression import read_blocks
 
 LONGEST = 12_000
@@ -254,8 +254,8 @@ class Truth:
     def __init__(self, texts: Sequence[str], ngram: int = 5) -> None:
         sets = []
         for start in range(0, len(texts), _BATCH):
-            found = shingle(pa.array(texts[start : start + _BATCH], pa.large_string()), ngram)
-            sets += [np.unique(found.flat[a:b]) for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+            for found, counts in Sketcher(ngram).sketches(pa.array(texts[start : start + _BATCH], pa.large_string())):
+                sets += np.split(found, np.cumsum(counts)[:-1])
         self.sizes: Int64s = np.array([len(one) for one in sets], np.int64)
         self._ends = np.cumsum(self.sizes)
         # Numbers instead of hashes, so that a list of documents is found by its place.

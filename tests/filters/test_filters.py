@@ -365,14 +365,6 @@ def test_a_function_that_returns_something_else_is_an_error(functions: str, text
         reasons([text], FilterRules(function=f"{functions}:f"))
 
 
-def test_reasons_without_end_are_an_error(functions: str) -> None:
-    """A reason of its own for each document can't be counted."""
-    batch = [str(number) for number in range(judging.MOST_REASONS + 1)]
-    assert len(set(reasons(batch[1:], FilterRules(function=f"{functions}:number")))) == judging.MOST_REASONS
-    with pytest.raises(ConfigError, match="more than 1000 different reasons"):
-        reasons(batch, FilterRules(function=f"{functions}:number"))
-
-
 # ---- language ----
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.jobs import invoke
 
-from milldam.errors import InputError, StoreError
+from milldam.errors import ConfigError
 from milldam.mapping import cache
 from milldam.mapping import map as map_rows
 from milldam.stores.table.reader import Table
@@ -83,26 +84,25 @@ def test_an_edited_file_brings_its_table_up_to_date(corpus: Path) -> None:
     assert list(verify(second.path)) == []
 
 
-def test_what_cant_be_identified_is_not_found_again(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each call has a table of its own, so that none is pulled from under who reads it; a failed one leaves nothing."""
-    import threading
-
+def test_what_cant_be_identified_needs_a_name(corpus: Path) -> None:
+    """Of the function, since a table that is never found again would only take room; or a folder."""
     lock = threading.Lock()
 
     def guarded(rows: dict[str, Any]) -> dict[str, Any]:
         with lock:
             return lengths(rows)
 
-    one, two = map_rows(corpus, guarded), map_rows(corpus, guarded)
-    assert one.path != two.path and one == two and "can't be hashed" in caplog.text
+    with pytest.raises(ConfigError, match=r"captured value lock.*by key; .*a folder for the table"):
+        map_rows(corpus, guarded)
+    assert map_rows(corpus, guarded, key="v1") == map_rows(corpus, lengths) and len(keys()) == 2
 
-    def broken(rows: dict[str, Any]) -> None:
-        with lock:
-            raise ValueError
 
-    with pytest.raises(InputError):
-        map_rows(corpus, broken)
-    assert keys() == {one.path.name, two.path.name}
+def test_rows_that_lie_in_no_file_are_found_again_by_content() -> None:
+    """A list, or a stream, whose other rows make another table; nothing else is left in the cache."""
+    for count, is_known in ((3, False), (3, True), (4, False)):
+        table = map_rows(({"text": "x" * number} for number in range(count)), lengths)
+        assert report_of(table).up_to_date is is_known and len(table) == count
+    assert {path.name for path in cache.cache_folder().iterdir()} == keys() and len(keys()) == 2
 
 
 # ---- bounds ----
@@ -142,32 +142,3 @@ def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
     assert invoke("cache", "--remove", key[:20]).exit_code == 0 and keys() == {table.path.name}
     del table
     assert "1 of 1 tables" in invoke("cache", "--clear").output and keys() == set()
-
-
-# ---- splits ----
-
-
-def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
-    """In memory, saved, with a folder and without; one split where it is named."""
-    datasets = pytest.importorskip("datasets")
-    whole = datasets.DatasetDict(
-        {
-            "train": datasets.Dataset.from_dict({"text": ["a", "bb"]}),
-            "test": datasets.Dataset.from_dict({"text": ["c"]}),
-        }
-    )
-    whole.save_to_disk(tmp_path / "saved")
-    for number, source in enumerate((whole, tmp_path / "saved")):
-        for out in (tmp_path / f"out-{number}", None):
-            tables: Any = map_rows(source, lengths, out)
-            assert {name: table["n"].to_pylist() for name, table in tables.items()} == {"train": [1, 2], "test": [1]}
-            again: Any = map_rows(source, lengths, out)
-            assert all(table.report.up_to_date for table in again.values())
-        assert Table(tmp_path / f"out-{number}" / "test")[0]["text"] == "c"
-        with pytest.raises(StoreError, match="there is one of each split: test, train"):
-            Table(tmp_path / f"out-{number}")
-    assert map_rows(tmp_path / "saved", lengths, tmp_path / "one", split="test")["n"].to_pylist() == [1]
-    streamed = datasets.IterableDatasetDict({"train": whole["train"].to_iterable_dataset()})
-    for is_known in (False, True):
-        tables = map_rows(streamed, doubled)
-        assert tables["train"]["n"].to_pylist() == [2, 4] and tables["train"].report.up_to_date is is_known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -106,31 +105,6 @@ def test_columns_of_the_input_are_not_repeated_beside_several_rows(rows: Any) ->
     assert told.value.row == 2
     made = call(lambda row: [{"n": 0}] * (row["id"] % 2), rows, batched=False)
     assert values(made) == {"text": ["a", "ccc"], "id": [1, 3], "n": [0, 0]}
-
-
-# ---- async functions ----
-
-
-def test_async_functions_are_awaited_in_batches_and_rows() -> None:
-    """Rows run concurrently: each waits for the last one here; results keep the order of the rows."""
-
-    async def lengths(batch: Any) -> Any:
-        await asyncio.sleep(0)
-        return {"n": [len(text) for text in batch["text"]]}
-
-    last = asyncio.Event()
-
-    async def length(row: Any, number: int) -> Any:
-        last.set() if row["id"] == 3 else await last.wait()
-        return {"n": number}
-
-    class Callable:
-        async def __call__(self, row: Any) -> Any:
-            return [] if row["id"] == 2 else {"n": row["id"]}
-
-    assert values(call(lengths))["n"] == [1, 2, 3]
-    assert values(call(length, batched=False, with_indices=True, first_row=5))["n"] == [5, 6, 7]
-    assert values(call(Callable(), batched=False))["id"] == [1, 3]
 
 
 # ---- what it raises ----

@@ -83,7 +83,7 @@ SOURCE = """
         ("width=3", "width=4", ["code"]),
         ('"-"', '"+"', ["function inner"]),
         ("text.split()", "text.split(None)", ["function helper"]),
-        ("inner(one) for", "one for", ["function helper", "function inner (no longer used)"]),
+        ("inner(one) for", "one for", ["function helper", "function inner"]),
     ],
 )
 def test_an_edit_changes_its_part_and_no_other(before: str, after: str, said: list[str]) -> None:

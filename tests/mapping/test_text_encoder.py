@@ -55,23 +55,6 @@ def test_the_text_of_a_special_token(encode: TextEncoder) -> None:
         TextEncoder(GPT2, special_text="none")
 
 
-def test_tokenizers_as_objects(encode: TextEncoder, huggingface: Any) -> None:
-    """A tokenizer of HF tokenizers or transformers, without its truncation; of no other kind."""
-    from transformers import PreTrainedTokenizerFast
-
-    cut = tokenizers.Tokenizer.from_str(huggingface.to_str())
-    cut.enable_truncation(1)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=cut, eos_token="<|endoftext|>")
-    assert TextEncoder(cut, encoder="huggingface")("a text of five").tolist() == encode("a text of five").tolist()
-    assert TextEncoder(wrapped, eos="auto", encoder="huggingface")("a text").tolist() == [
-        *encode("a text").tolist(),
-        50256,
-    ]
-    assert cut.truncation is not None
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        TextEncoder(3)
-
-
 def test_it_pickles_and_is_identified(encode: TextEncoder) -> None:
     """Used or not, here or in another process; another setting is another identity."""
     again = pickle.loads(pickle.dumps(encode))

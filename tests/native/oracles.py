@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.dedup.minhash import NO_WORDS, Bytes, Hashes, Int64s, Shingles, _fold, mix, raw
+from milldam.dedup.minhash import NO_WORDS, Bytes, Hashes, Int64s, _fold, mix, raw
 
 _LONGEST_WORD = 64
 _BLOCK = 8
@@ -19,6 +19,13 @@ _EMPTY = np.uint64(2**64 - 1)
 
 
 # ---- shingles ----
+
+
+class Shingles(NamedTuple):
+    """The n-gram hashes of some documents, end to end, and where each document begins in them."""
+
+    flat: Hashes
+    offsets: Int64s
 
 
 def shingle(texts: pa.LargeStringArray, ngram: int) -> Shingles:

@@ -36,7 +36,6 @@ def test_arrays_that_are_too_small_are_refused() -> None:
     for name, arguments in {
         "drop": (np.array([0, 3]), np.array([1, 1]), counts.astype(np.uint8)),
         "count_characters": (text, offsets, np.zeros(1, np.int64)),
-        "gather": (counts, np.array([2]), np.array([2]), np.empty(2, np.uint32)),
         "json_texts": (text, text, np.empty(1, np.uint8), offsets),
     }.items():
         kernel = native.kernel(name, *(one.dtype.type for one in arguments))

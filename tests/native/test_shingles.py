@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.native import oracles
 
 from milldam.dedup import sketches
-from milldam.dedup.minhash import MinHasher, shingle
+from milldam.dedup.minhash import MinHasher
 from milldam.dedup.sketches import Sketcher
 from milldam.rules import NearRules
 
@@ -22,22 +22,6 @@ TEXTS = st.lists(st.lists(WORDS | LONG, max_size=6).map(" ".join), max_size=8)
 
 def as_array(texts: list[str]) -> pa.LargeStringArray:
     return pa.array(["not in the slice", *texts], pa.large_string())[1:]
-
-
-@given(TEXTS, st.sampled_from([1, 2, 5, 100]))
-def test_shingles_are_those_of_numpy(texts: list[str], ngram: int) -> None:
-    found, expected = shingle(as_array(texts), ngram), oracles.shingle(as_array(texts), ngram)
-    assert np.array_equal(found.flat, expected.flat)
-    assert np.array_equal(found.offsets, expected.offsets)
-
-
-def test_every_character_is_read_as_by_numpy() -> None:
-    """Alone, between letters, and beside itself."""
-    characters = [chr(k) for k in range(0x20100) if not 0xD800 <= k < 0xE000]
-    texts = as_array([f"{one} a{one}b {one}{one}" for one in characters])
-    found, expected = shingle(texts, 2), oracles.shingle(texts, 2)
-    assert np.array_equal(found.offsets, expected.offsets)
-    assert np.array_equal(found.flat, expected.flat)
 
 
 @given(TEXTS, st.sampled_from([(1, 1), (32, 8), (3, 5), (64, 16)]))
@@ -56,13 +40,21 @@ def test_signatures_of_texts_of_all_lengths_are_those_of_numpy() -> None:
     assert np.array_equal(MinHasher(rules).signatures(texts), expected)
 
 
-@given(TEXTS, st.sampled_from([3, 40, 1 << 14]))
-def test_sketches_are_those_of_numpy(texts: list[str], most: int) -> None:
+def sketches_of(texts: pa.LargeStringArray, ngram: int) -> list[list[int]]:
+    made = Sketcher(ngram).sketches(texts)
+    return [part.tolist() for values, counts in made for part in np.split(values, np.cumsum(counts)[:-1])]
+
+
+@given(TEXTS, st.sampled_from([1, 2, 5, 100]), st.sampled_from([3, 40, 1 << 14]))
+def test_sketches_are_those_of_numpy(texts: list[str], ngram: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sketches, "MOST", most)
-        found = [
-            part.tolist()
-            for values, counts in Sketcher(2).sketches(as_array(texts))
-            for part in np.split(values, np.cumsum(counts)[:-1])
-        ]
-    assert found == oracles.sketches(as_array(texts), 2, most)
+        found = sketches_of(as_array(texts), ngram)
+    assert found == oracles.sketches(as_array(texts), ngram, most)
+
+
+def test_every_character_is_read_as_by_numpy() -> None:
+    """Alone, between letters, and beside itself."""
+    characters = [chr(k) for k in range(0x20100) if not 0xD800 <= k < 0xE000]
+    texts = as_array([f"{one} a{one}b {one}{one}" for one in characters])
+    assert sketches_of(texts, 2) == oracles.sketches(texts, 2, 1 << 14)

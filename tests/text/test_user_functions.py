@@ -72,7 +72,7 @@ def test_an_edited_function_has_another_hash_and_is_loaded_again(desk: Path, spe
         ("desk_helper:", "names no function"),
         (":upper", "names no function"),
         ("desk_helper:uper", 'no function "uper" in desk_helper. Did you mean "upper"?'),
-        ("desk_helper:NUMBER", '"NUMBER" in desk_helper is a int, not a function'),
+        ("desk_helper:NUMBER", 'no function "NUMBER" in desk_helper'),
         ("desk_missing:upper", "no module desk_missing. It is looked for in"),
         ("desk_missing.inner:upper", "no module desk_missing.inner"),
         ("missing/file.py:upper", "no file missing/file.py"),

@@ -75,7 +75,7 @@ def test_the_folder_is_a_tokenizer_with_its_end_of_document(tmp_path: Path) -> N
     chosen = choose_special_tokens(loaded.huggingface, loaded.named, bos="auto", eos="auto")
     assert (chosen.eos_token, chosen.bos_token) == ("<fin>", "<bos>")
     config = json.loads((told.path / "tokenizer_config.json").read_text())
-    assert config["pad_token"] == "<|pad|>" and config["additional_special_tokens"] == ["<mine>"]
+    assert config["additional_special_tokens"] == ["<bos>", "<|pad|>", "<mine>"]
     assert sorted(path.name for path in told.path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 

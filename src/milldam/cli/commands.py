@@ -21,7 +21,7 @@ import click
 
 from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.cli.naming import DESCRIBED
-from milldam.errors import EXIT_INTERRUPTED, ConfigError, Setting
+from milldam.errors import EXIT_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from milldam.run.array import ArrayWork
@@ -194,7 +194,7 @@ class Request(Generic[S]):
 
 
 class JobCommand(click.Command):
-    """A command whose function returns a request, or one for each split."""
+    """A command whose function returns a request."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under their sections."""
@@ -207,10 +207,10 @@ class JobCommand(click.Command):
             with formatter.section(name):
                 formatter.write_dl(records)
 
-    def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]]:
+    def request(self, ctx: click.Context) -> Request[Any]:
         assert self.callback is not None
         options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
-        found: Request[Any] | dict[str, Request[Any]] = ctx.invoke(self.callback, **options)
+        found: Request[Any] = ctx.invoke(self.callback, **options)
         return found
 
     def invoke(self, ctx: click.Context) -> None:
@@ -218,20 +218,13 @@ class JobCommand(click.Command):
         from milldam.cli.summaries import Display, show_summary
 
         request, as_json, quiet = self.request(ctx), ctx.params["as_json"], ctx.params["quiet"]
-        several = request if isinstance(request, dict) else {"": request}
         signal.signal(signal.SIGTERM, as_interrupt)
-        summaries = {}
-        for name, one in several.items():
-            try:
-                with Display(quiet=quiet) as display:
-                    summaries[name] = one.run(display)
-            except KeyboardInterrupt:
-                end_interrupted()
-            if not as_json:
-                show_summary(summaries[name], as_json=False, quiet=quiet, verbose=ctx.params["verbose"])
-        if as_json:
-            found = {name: summary.as_json() for name, summary in summaries.items()}
-            click.echo(json.dumps(found if isinstance(request, dict) else found[""]))
+        try:
+            with Display(quiet=quiet) as display:
+                summary = request.run(display)
+        except KeyboardInterrupt:
+            end_interrupted()
+        show_summary(summary, as_json=as_json, quiet=quiet, verbose=ctx.params["verbose"])
 
 
 def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:
@@ -246,8 +239,6 @@ def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, An
     here.meta[DESCRIBED] = command
     with command.make_context(words[0], list(words[1:]), parent=root) as ctx:
         request = command.request(ctx)
-    if isinstance(request, dict):
-        raise ConfigError(Setting("split"), f": name one of {', '.join(request)}: each is a job of its own.")
     return request.array(), {name: ctx.params[name] for name in _SHOWING}
 
 

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     *settings(MapSettings, "on_error key"),
 )
 @job_options
-def map(
-    function: str, inputs: tuple[str, ...], **options: Any
-) -> Request[TableSummary] | dict[str, Request[TableSummary]]:
+def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     """
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Memory is bounded. If it
@@ -58,20 +56,14 @@ def map(
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
 
-    Without -o the table goes to the cache (`milldam cache`). A dataset with several splits becomes one table per
-    split, in folders of OUT, unless --split names one.
+    Without -o the table goes to the cache (`milldam cache`). Of a dataset with several splits, train is read, or what
+    --split names.
     """
     from milldam.mapping.job import array_of
-    from milldam.mapping.rows import each_split
 
     found = present(options) | {"source": list(inputs), "function": function, "batched": options["batched"]}
-
-    def request(values: dict[str, Any]) -> Request[TableSummary]:
-        chosen = settings_of(values)
-        return Request(partial(_run, chosen), partial(array_of, chosen))
-
-    splits = each_split(found)
-    return request(found) if splits is None else {name: request(one) for name, one in splits.items()}
+    chosen = settings_of(found)
+    return Request(partial(_run, chosen), partial(array_of, chosen))
 
 
 def _run(settings: MapSettings, observer: Observer) -> TableSummary:

@@ -23,7 +23,6 @@ compressed: they look like noise.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -48,27 +47,6 @@ SLICE_DOCUMENTS = 512
 """The same for many short documents, whose signatures are larger than their texts."""
 _WORD_FACTOR = np.uint64(0x9FB21C651E98DF25)
 _ORDER_FACTOR = np.uint64(0xD6E8FEB86659FD93)
-
-
-@dataclass(frozen=True, slots=True)
-class Shingles:
-    """The n-gram hashes of some documents, end to end."""
-
-    flat: Hashes
-    offsets: Int64s
-    """Where each document begins in `flat`, and the end: (documents + 1,)."""
-
-
-def shingle(texts: pa.LargeStringArray, ngram: int) -> Shingles:
-    """The shingles of each document of a batch.
-
-    >>> shingle(pa.array(["To be, or not to be", "to be", "..."], pa.large_string()), 3).offsets.tolist()
-    [0, 4, 5, 5]
-    """
-    data, starts = raw(texts)
-    hashes, offsets = np.empty(most_words(data, len(texts)), np.uint64), np.empty(len(starts), np.int64)
-    made = kernel("shingles", *TEXTS, np.uint64, np.int64)(data, starts, ngram, lower_case(), hashes, offsets)
-    return Shingles(hashes[:made], offsets)
 
 
 TEXTS = (np.uint8, np.int64, int, np.uint32)

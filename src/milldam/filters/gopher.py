@@ -14,7 +14,7 @@ there twice only when both sequences of n words in it are, so after pairs few ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,14 @@ def quality_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
         ends = layout.words_end_with(last, b"...") | layout.words_end_with(last, _ELLIPSIS)
         ellipses = lines.count(ends)
         yield share(ellipses, count) > rules.max_ellipsis_lines, "too_many_ellipsis_lines"
-    yield from _language_faults(layout, rules)
+    if rules.min_alphabetic_words is not None:
+        alphabetic = layout.per_word(layout.sum_words(layout.has_letter))
+        yield alphabetic < rules.min_alphabetic_words, "too_few_alphabetic_words"
+    if rules.min_stop_words is not None:
+        found = np.zeros(layout.documents, dtype=np.int64)
+        for word in set(rules.stop_words):
+            found[np.unique(layout.document_of_word[layout.words_equal(word)])] += 1
+        yield found < rules.min_stop_words, "too_few_stop_words"
 
 
 def _count_ellipses(layout: Layout) -> Int64s:
@@ -75,17 +82,6 @@ def _begins_with_bullet(layout: Layout, at: Int64s) -> Mask:
     return found
 
 
-def _language_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
-    if rules.min_alphabetic_words is not None:
-        alphabetic = layout.per_word(layout.sum_words(layout.has_letter))
-        yield alphabetic < rules.min_alphabetic_words, "too_few_alphabetic_words"
-    if rules.min_stop_words is not None:
-        found = np.zeros(layout.documents, dtype=np.int64)
-        for word in set(rules.stop_words):
-            found[np.unique(layout.document_of_word[layout.words_equal(word)])] += 1
-        yield found < rules.min_stop_words, "too_few_stop_words"
-
-
 # ---- repetition ----
 TOP: Final = range(2, 5)
 DUPLICATE: Final = range(5, 11)
@@ -95,31 +91,32 @@ _CHARACTER_BITS: Final = 32
 
 def repetition_faults(layout: Layout, rules: GopherRepetitionRules) -> Faults:
     """Which documents repeat themselves; the first reason for one is the one that counts."""
-    limits = (rules.max_duplicate_lines, rules.max_duplicate_line_characters)
-    yield from _stretch_faults(layout, layout.lines, "line", limits)
-    limits = (rules.max_duplicate_paragraphs, rules.max_duplicate_paragraph_characters)
-    yield from _stretch_faults(layout, layout.paragraphs, "paragraph", limits)
-    yield from _sequence_faults(layout, rules)
-
-
-# ---- lines and paragraphs ----
-
-
-def _stretch_faults(
-    layout: Layout, stretches: Stretches, name: str, limits: tuple[float | None, float | None]
-) -> Faults:
-    """`limits`: the largest shares of stretches and of characters that may be duplicates."""
-    if limits == (None, None) or not len(stretches.starts):
-        return
-    duplicate = _Runs(_hash_stretches(layout, stretches)).later_mask()
-    if not duplicate.any():
-        return
-    if limits[0] is not None:
-        number = stretches.count(duplicate)
-        yield share(number, stretches.count()) > limits[0], f"too_many_duplicate_{name}s"
-    if limits[1] is not None:
-        characters = layout.sum_characters(stretches.starts[duplicate], stretches.stops[duplicate])
-        yield share(characters, layout.characters) > limits[1], f"too_many_duplicate_{name}_characters"
+    for name in ("line", "paragraph"):
+        most = getattr(rules, f"max_duplicate_{name}s")
+        most_characters = getattr(rules, f"max_duplicate_{name}_characters")
+        if (most, most_characters) == (None, None):
+            continue
+        stretches = layout.lines if name == "line" else layout.paragraphs
+        if not len(stretches.starts):
+            continue
+        duplicate = _Runs(_hash_stretches(layout, stretches)).later_mask()
+        if most is not None and duplicate.any():
+            number = stretches.count(duplicate)
+            yield share(number, stretches.count()) > most, f"too_many_duplicate_{name}s"
+        if most_characters is not None and duplicate.any():
+            characters = layout.sum_characters(stretches.starts[duplicate], stretches.stops[duplicate])
+            yield share(characters, layout.characters) > most_characters, f"too_many_duplicate_{name}_characters"
+    limits = {size: getattr(rules, f"max_top_{size}_gram") for size in TOP}
+    limits |= {size: getattr(rules, f"max_duplicate_{size}_grams") for size in DUPLICATE}
+    last = max((size for size, limit in limits.items() if limit is not None), default=0)
+    for size, places, runs in _repeated_sequences(layout, last):
+        limit = limits[size]
+        if limit is not None and size in TOP:
+            characters = _top_characters(layout, size, places, runs)
+            yield share(characters, layout.characters) > limit, f"too_frequent_{size}_gram"
+        elif limit is not None:
+            characters = _covered_characters(layout, size, places, runs)
+            yield share(characters, layout.characters) > limit, f"too_many_duplicate_{size}_grams"
 
 
 def _hash_stretches(layout: Layout, stretches: Stretches) -> Hashes:
@@ -128,19 +125,6 @@ def _hash_stretches(layout: Layout, stretches: Stretches) -> Hashes:
     place = np.arange(len(layout.word_hashes)) - np.repeat(stretches.starts, sizes)
     words = mix(layout.word_hashes + place.astype(np.uint64) * _MULTIPLIER)
     return mix(np.add.reduceat(words, stretches.starts) + stretches.documents.astype(np.uint64))
-
-
-# ---- sequences of words ----
-
-
-class _Sequences(NamedTuple):
-    """Sequences of `size` words, among them all that occur more than once in their document."""
-
-    size: int
-    places: Int64s
-    """The word each begins with, in order."""
-    runs: _Runs
-    """Which of them are the same."""
 
 
 class _Runs:
@@ -165,23 +149,9 @@ class _Runs:
         return several
 
 
-def _sequence_faults(layout: Layout, rules: GopherRepetitionRules) -> Faults:
-    limits = {size: getattr(rules, f"max_top_{size}_gram") for size in TOP}
-    limits |= {size: getattr(rules, f"max_duplicate_{size}_grams") for size in DUPLICATE}
-    last = max((size for size, limit in limits.items() if limit is not None), default=0)
-    for sequences in _repeated_sequences(layout, last):
-        limit = limits[sequences.size]
-        if limit is None:
-            continue
-        if sequences.size in TOP:
-            characters, reason = _top_characters(layout, sequences), f"too_frequent_{sequences.size}_gram"
-        else:
-            characters, reason = _covered_characters(layout, sequences), f"too_many_duplicate_{sequences.size}_grams"
-        yield share(characters, layout.characters) > limit, reason
-
-
-def _repeated_sequences(layout: Layout, last: int) -> Iterator[_Sequences]:
-    """Of two words, of three and so on up to `last`, as long as there are any."""
+def _repeated_sequences(layout: Layout, last: int) -> Iterator[tuple[int, Int64s, _Runs]]:
+    """Sequences of two words, of three and so on up to `last`, as long as some occur more than once in their document:
+    how many words, the word that each begins with, in order, and which of them are the same."""
     if last < TOP.start:
         return
     words = layout.word_hashes
@@ -194,28 +164,28 @@ def _repeated_sequences(layout: Layout, last: int) -> Iterator[_Sequences]:
         # `hashes` are those of size - 1 words by the word they begin with.
         hashes[places] = hashes[places] * _MULTIPLIER + words[places + size - 1]
         runs = _Runs(hashes[places])
-        yield _Sequences(size, places, runs)
+        yield size, places, runs
         places = places[runs.several_mask()]
         begins = np.zeros(len(words) + 1, dtype=bool)
         begins[places] = True
         places = places[begins[places + 1] & (left[places] > size)]
 
 
-def _top_characters(layout: Layout, sequences: _Sequences) -> Int64s:
+def _top_characters(layout: Layout, size: int, places: Int64s, runs: _Runs) -> Int64s:
     """Characters of the most frequent sequence of each document, times its number."""
-    runs, several = sequences.runs, sequences.runs.lengths > 1
-    first = sequences.places[runs.order[runs.starts[several]]]
-    characters = layout.characters_before[first + sequences.size] - layout.characters_before[first]
+    several = runs.lengths > 1
+    first = places[runs.order[runs.starts[several]]]
+    characters = layout.characters_before[first + size] - layout.characters_before[first]
     best = np.zeros(layout.documents, dtype=np.int64)
     # The number first, then the characters: the largest is the most frequent, and the longest of those.
     np.maximum.at(best, layout.document_of_word[first], (runs.lengths[several] << _CHARACTER_BITS) | characters)
     return (best >> _CHARACTER_BITS) * (best & ((1 << _CHARACTER_BITS) - 1))
 
 
-def _covered_characters(layout: Layout, sequences: _Sequences) -> Int64s:
+def _covered_characters(layout: Layout, size: int, places: Int64s, runs: _Runs) -> Int64s:
     """Characters of each document in sequences that were there before; each counts once."""
-    starts = sequences.places[sequences.runs.later_mask()]
-    stops = starts + sequences.size
+    starts = places[runs.later_mask()]
+    stops = starts + size
     # They are in order and equally long: what one shares with others before it, it shares with the one before it.
     starts = np.maximum(starts, np.concatenate(([0], stops[:-1]))) if len(starts) else starts
     return layout.sum_characters(starts, stops)

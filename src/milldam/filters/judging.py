@@ -9,6 +9,7 @@ Too short and too long, in characters and in tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.errors import ConfigError
 from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.arrays import Verdicts, byte_count, character_counts, groups
 
@@ -30,18 +30,9 @@ HEAD_BYTES: Final = 1 << 20
 GROUP_BYTES: Final = 1 << 18
 """How much is judged at once: what belongs to it stays in the processor's cache."""
 DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
-MOST_REASONS: Final = 1000
-"""A user's function that gives more different reasons than this is no count of reasons any more."""
 Int64s = npt.NDArray[np.int64]
 Faults = Iterator[tuple["Mask", str]]
 """Which documents are at fault, and the reason."""
-
-
-def length_faults(lengths: Int64s, least: int | None, most: int | None, unit: str) -> Faults:
-    if least is not None:
-        yield lengths < least, f"too_few_{unit}"
-    if most is not None:
-        yield lengths > most, f"too_many_{unit}"
 
 
 class Filters:
@@ -62,14 +53,12 @@ class Filters:
 
             self._function = UserFunction(rules.function)
             self._asked.append(self._ask_function)
-        self._reasons: set[str] = set()
 
     def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         """Mark what is dropped."""
         rules = self._rules
         if rules.min_characters is not None or rules.max_characters is not None:
-            characters = character_counts(texts)
-            _mark(verdicts, length_faults(characters, rules.min_characters, rules.max_characters, "characters"))
+            _mark_lengths(character_counts(texts), rules.min_characters, rules.max_characters, "characters", verdicts)
         if self._rule_sets:
             self._judge_by_layout(texts, verdicts)
         for ask in self._asked:
@@ -80,7 +69,7 @@ class Filters:
 
     def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
         """Mark what has too few or too many tokens."""
-        _mark(verdicts, length_faults(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens"))
+        _mark_lengths(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens", verdicts)
 
     def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         from milldam.filters.layout import Layout
@@ -92,7 +81,11 @@ class Filters:
             where = positions[start : start + len(group)]
             start += len(group)
             for rule_set in self._rule_sets:
-                _mark(verdicts, rule_set(layout), where)
+                for mask, reason in rule_set(layout):
+                    if mask.any():
+                        which = np.zeros(len(texts), dtype=bool)
+                        which[where[mask]] = True
+                        verdicts.drop(which, reason)
 
     def _ask_function(self, text: Any) -> str | None:
         assert self._function is not None
@@ -105,43 +98,28 @@ class Filters:
             return DROPPED
         if not isinstance(result, str) or not result:
             raise self._function.wrong_type(result, "True or False, or a text: the reason to drop the document")
-        self._reasons.add(result)
-        if len(self._reasons) > MOST_REASONS:
-            raise ConfigError(
-                f'"{self._function.spec}" gave more than {MOST_REASONS} different reasons, the last "{result[:60]}". '
-                "Reasons are counted: return one of a few."
-            )
         return result
 
 
 def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Faults]]:
-    """Each is loaded where it is asked for."""
-    c4 = C4Rules() if rules.c4 is True else rules.c4
-    if c4:
-        from milldam.filters.c4 import c4_faults
+    from milldam.filters.c4 import c4_faults
+    from milldam.filters.gopher import quality_faults, repetition_faults
 
-        yield lambda layout: c4_faults(layout, c4)
-    quality = GopherQualityRules() if rules.gopher_quality is True else rules.gopher_quality
-    if quality:
-        from milldam.filters.gopher import quality_faults
-
-        yield lambda layout: quality_faults(layout, quality)
-    repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
-    if repetition:
-        from milldam.filters.gopher import repetition_faults
-
-        yield lambda layout: repetition_faults(layout, repetition)
+    sets: list[tuple[Any, Any, Callable[..., Faults]]] = [
+        (rules.c4, C4Rules, c4_faults),
+        (rules.gopher_quality, GopherQualityRules, quality_faults),
+        (rules.gopher_repetition, GopherRepetitionRules, repetition_faults),
+    ]
+    for wanted, kind, faults in sets:
+        if wanted:
+            yield functools.partial(faults, rules=kind() if wanted is True else wanted)
 
 
-def _mark(verdicts: Verdicts, faults: Faults, where: Int64s | None = None) -> None:
-    """Drop by masks over all documents, or over those at some positions."""
-    for mask, reason in faults:
-        if mask.any():
-            which = mask
-            if where is not None:
-                which = np.zeros(len(verdicts.codes), dtype=bool)
-                which[where[mask]] = True
-            verdicts.drop(which, reason)
+def _mark_lengths(lengths: Int64s, least: int | None, most: int | None, unit: str, verdicts: Verdicts) -> None:
+    if least is not None:
+        verdicts.drop(lengths < least, f"too_few_{unit}")
+    if most is not None:
+        verdicts.drop(lengths > most, f"too_many_{unit}")
 
 
 def head(text: pa.LargeStringArray) -> pa.LargeStringArray:

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from milldam.text.arrays import wide_characters
+
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -30,17 +32,7 @@ _BEFORE, _AFTER = b"\n" * 4, b"\n" * 9
 _INK: Final = bytes(not chr(byte).isspace() or byte >= 0x80 for byte in range(256))
 
 
-def _wide_spaces() -> list[tuple[int, npt.NDArray[np.uint16], int]]:
-    """White space of more than one byte: (first byte, the others as one number each, bytes)."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for code in range(0x80, 0x3001):
-        if chr(code).isspace():
-            first, *rest = chr(code).encode()
-            found.setdefault((first, len(rest) + 1), []).append(int.from_bytes(bytes(rest), "big"))
-    return [(first, np.array(rest, np.uint16), size) for (first, size), rest in found.items()]
-
-
-_WIDE_SPACES: Final = _wide_spaces()
+_WIDE_SPACES: Final = "".join(chr(code) for code in range(0x80, 0x3001) if chr(code).isspace())
 _ASCII_LETTERS: Final = np.array([byte < 0x80 and chr(byte).isalpha() for byte in range(256)])
 _LONG_WORD_BYTES: Final = 64
 _FEW: Final = 32
@@ -79,8 +71,8 @@ class Layout:
         """Where each document begins. offsets: (documents + 1,)"""
         self.is_ascii = int(self.data.max()) < 0x80
         ink = np.frombuffer(bytearray(self.bytes.translate(_INK)), dtype=bool)
-        if not self.is_ascii:
-            _take_out_wide_spaces(ink, self.data)
+        for at, size in () if self.is_ascii else wide_characters(self.data, _WIDE_SPACES):
+            ink[at[:, None] + np.arange(size)] = False
         # The buffer begins and ends with white space, so starts and stops take turns.
         turns = np.flatnonzero(ink[1:] != ink[:-1]) + 1
         self.word_starts: Int64s = turns[::2]
@@ -227,17 +219,6 @@ class Layout:
         characters = self.characters_before[stops] - self.characters_before[starts]
         sums = np.bincount(self.document_of_word[starts], weights=characters, minlength=self.documents)
         return sums.astype(np.int64)
-
-
-def _take_out_wide_spaces(ink: Mask, data: Bytes) -> None:
-    for first, rest, size in _WIDE_SPACES:
-        at = np.flatnonzero(data == first)
-        code = data[at + 1].astype(np.uint16)
-        if size == 3:
-            code = code * np.uint16(256) + data[at + 2]
-        at = at[np.isin(code, rest)]
-        for step in range(size):
-            ink[at + step] = False
 
 
 def _is_letter(data: Bytes, at: Int64s) -> Mask:

@@ -60,7 +60,7 @@ from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, TooL
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
 from milldam.native import kernel
-from milldam.packing.best_fit import Cutter, Pieces, best_fit_rows
+from milldam.packing.best_fit import Cutter, best_fit_rows
 from milldam.packing.rows import IndexColumns
 from milldam.stores.tokens.format import Index
 
@@ -460,8 +460,8 @@ def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
     begun = perf_counter()
     log.info("%s: making the best-fit rows of %d tokens", stream.name, rules.seq_len)
     with explain_os_errors(path), closing(IndexColumns(path.parent)) as columns, NewFile(path) as new:
-        for rows in best_fit_rows(_pieces(stream, rules), rules.seq_len, buffer=rules.buffer):
-            columns.add(rows.counts, rows.pieces.starts + stream.first, rows.pieces.lengths)
+        for (starts, lengths), counts in best_fit_rows(_pieces(stream, rules), rules.seq_len, buffer=rules.buffer):
+            columns.add(counts, starts + stream.first, lengths)
         columns.write(new, _OFFSETS_IN_TOKENS)
         new.commit()
     for outdated in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
@@ -476,12 +476,12 @@ def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
     return index
 
 
-def _pieces(stream: TokenStream, rules: RowRules) -> Iterator[Pieces]:
+def _pieces(stream: TokenStream, rules: RowRules) -> Iterator[Int64s]:
     """Documents, or the pieces of those that are longer than a row; positions count from the stream's first token."""
     cutter = Cutter(rules.seq_len, wrapped=False)
     for begins, ends in document_extents(stream, rules.side):
         if rules.too_long == "split":
             yield from cutter.cut(begins, ends)
         else:
-            pieces = Pieces(begins, np.minimum(ends - begins, rules.seq_len))
-            yield pieces if rules.too_long == "cut" else pieces[ends - begins <= rules.seq_len]
+            pieces = np.stack([begins, np.minimum(ends - begins, rules.seq_len)])
+            yield pieces if rules.too_long == "cut" else pieces[:, ends - begins <= rules.seq_len]

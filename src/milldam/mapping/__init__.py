@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["map"]
 
-Row: TypeAlias = Mapping[str, object]
 Path: TypeAlias = str | os.PathLike[str]
-Source: TypeAlias = "Path | Sequence[Path] | Iterable[Row] | Callable[[], Iterable[Row]] | Table | pa.Table"
+Rows: TypeAlias = Iterable[Mapping[str, object]]
+Source: TypeAlias = "Path | Sequence[Path] | Rows | Callable[[], Rows] | Table | pa.Table"
 """Files, folders, globs, addresses, names on the Hub; datasets; lists of dicts; functions that yield dicts; tables."""
 
 
 def map(
-    source: Source | Mapping[str, Iterable[Row]],
+    source: Source,
     function: Callable[..., object] | str,
     out: Path | None = None,
     *,
@@ -73,8 +73,7 @@ def map(
     setting or its own input has changed, and never otherwise. `memory` limits what the job uses beyond what your
     program already holds.
 
-    Without `out` the table goes to the user's cache (`milldam cache`), where the same call finds it again. A
-    `DatasetDict`, saved, on the Hub or in memory, becomes a dict of tables, one per split, each in a folder of `out`.
+    Without `out` the table goes to the user's cache (`milldam cache`), where the same call finds it again.
 
     >>> lengths = lambda rows: {"length": [len(text) for text in rows["text"]]}
     >>> table = milldam.map("corpus.jsonl", lengths, "lengths.table")
@@ -84,14 +83,6 @@ def map(
     lengths.table: ...
     """
     options = locals()
-    from milldam.mapping.rows import each_split
-
-    splits = each_split(options)
-    tables: Any = _table_of(options) if splits is None else {name: _table_of(one) for name, one in splits.items()}
-    return cast("Table", tables)
-
-
-def _table_of(options: dict[str, Any]) -> Table:
     from milldam.mapping.job import run_map
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage

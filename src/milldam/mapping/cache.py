@@ -27,12 +27,10 @@ from milldam.memory import parse_size
 from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
 from milldam.stores.place import hold
-from milldam.stores.table.manifest import IN_USE, NAME
+from milldam.stores.table.manifest import IN_USE
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
 _DAY_SECONDS = 86_400
-ONCE = "once-"
-"""Prefix of the key of a table that is not found again."""
 
 
 def cache_folder() -> Path:
@@ -57,15 +55,16 @@ def cached_out(key: str) -> Iterator[Path]:
                 file.write(b"" if file.tell() else b"\n")  # an empty file can't be held
             os.utime(out / IN_USE)
             held = hold(out / IN_USE)
-    try:
-        with FileLock(out / RUN_FOLDER / "lock"):
-            pass  # wait for another process that makes the same table, to use that
-        yield out
-        make_room(cache_limit())
-    finally:
-        if key.startswith(ONCE) and not (out / NAME).exists():
-            shutil.rmtree(out, ignore_errors=True)  # nobody would resume it
-        del held
+    with FileLock(out / RUN_FOLDER / "lock"):
+        pass  # wait for another process that makes the same table, to use that
+    yield out
+    remove_leftovers()
+    tables, limit = cached_tables(), cache_limit()
+    total = sum(table.bytes for table in tables)
+    for table in reversed(tables):  # the one that was not used for longest first
+        if total > limit and remove(table):
+            total -= table.bytes
+    del held
 
 
 # ---- the tables ----
@@ -104,16 +103,6 @@ def _exclusive(path: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-
-
-def make_room(limit: int) -> None:
-    """Remove the tables that were not used for longest, until the others fit into the limit or are in use."""
-    remove_leftovers()
-    tables = cached_tables()
-    total = sum(table.bytes for table in tables)
-    for table in reversed(tables):
-        if total > limit and remove(table):
-            total -= table.bytes
 
 
 def remove_leftovers() -> None:

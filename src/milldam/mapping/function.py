@@ -7,20 +7,15 @@ The function is called as by `datasets.map`: columns that are not in `remove_col
 dicts or HF's BatchEncoding) replace them or are added; an Arrow table, a pandas or polars frame replaces all. If it
 returns the batch that it got, the columns in `remove_columns` are removed from that. Columns that pass through keep
 their Arrow type and are not copied. Changes to the lists that it gets affect neither the columns that stay nor a second
-call. It may be async: a batch is awaited before the next one is read; the rows of a batch run concurrently, and their
-results keep the order of the rows.
+call.
 
 Holds one batch, what the function gets (Python lists, numpy arrays, or Arrow) and what it returns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-import inspect
 import re
-import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -55,12 +50,7 @@ class ResultError(InputError):
 
 
 class FunctionError(ResultError):
-    """The function raised: the traceback of user code, and what may help."""
-
-    def __init__(self, exception: str, *message: object) -> None:
-        super().__init__(*message)
-        self.exception = exception
-        """The exception alone, on one line."""
+    """The function raised (`__cause__`): the traceback of user code, and what may help."""
 
 
 def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator[Rows]:
@@ -116,7 +106,7 @@ class Caller:
                 try:
                     results.append(self(row, None if first_row is None else first_row + number))
                 except FunctionError as error:
-                    failed.append((number, row, error.exception))
+                    failed.append((number, row, f"{type(error.__cause__).__name__}: {error.__cause__}"))
             return results, failed
 
     def __call__(self, rows: Rows, first_row: int | None = None) -> Columns:
@@ -133,28 +123,21 @@ class Caller:
     def _batch(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
         count = row_count(rows)
         indices = None if first_row is None else list(range(first_row, first_row + count))
-        returned = self._call(_input(rows, self._settings.format), indices)
-        returned = self._returned(_await_all([returned])[0] if inspect.isawaitable(returned) else returned, rows, kept)
+        returned = self._call(_input(rows, self._settings.format), indices, rows, kept)
         if returned is None:
             return {name: column(rows, name) for name in kept}
         table = as_table(returned)
         if table is not None:
             return {name: table.column(name) for name in table.schema.names}
         if not isinstance(returned, Mapping):
-            raise ResultError(
-                f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, "
-                'such as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are; ',
-                Setting("batched", False),
-                " takes and returns single rows.",
+            what = (
+                f"a value of type {type(returned).__name__} was returned. Return a dict of columns, an Arrow table or "
             )
+            raise ResultError(what, "None; for functions of one row there is ", Setting("batched", False), ".")
         for name, values in returned.items():
             if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-                raise ResultError(
-                    f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a '
-                    "row. With ",
-                    Setting("batched", False),
-                    " the function takes and returns one row.",
-                )
+                what = f'column "{name}": {type(values).__name__} where a list or an array of values is wanted; '
+                raise ResultError(what, "for functions of one row there is ", Setting("batched", False), ".")
         lengths = {str(name): len(values) for name, values in returned.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
@@ -165,24 +148,17 @@ class Caller:
         return {name: column(rows, name) for name in kept} | dict(zip(lengths, returned.values(), strict=True))
 
     def _rows(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
-        """A row at a time; an async function works on all rows of the batch concurrently."""
-        numbered = enumerate(_input_rows(rows, self._settings.format))
-        calls: Any = (self._call(row, None if first_row is None else first_row + number) for number, row in numbered)
-        if any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__))):
-            calls = _await_all(list(calls))
+        """A row at a time."""
         results: list[Mapping[str, Any]] = []
         origins: list[int] = []
-        for number, result in enumerate(calls):
+        for number, row in enumerate(_input_rows(rows, self._settings.format)):
             try:
-                returned = self._returned(result, rows, kept)
+                returned = self._call(row, None if first_row is None else first_row + number, rows, kept)
                 returned = [{}] if returned is None else [returned] if isinstance(returned, Mapping) else returned
                 if not isinstance(returned, list | tuple) or not all(isinstance(one, Mapping) for one in returned):
-                    raise ResultError(
-                        f"a value of type {type(returned).__name__} was returned. With ",
-                        Setting("batched", False),
-                        " return a dict (one row), a list of dicts (any number of rows; an empty one drops the row), "
-                        "or None to leave the row as it is.",
-                    )
+                    what = f"a value of type {type(returned).__name__} was returned. With "
+                    wanted = " return a dict (a row), a list of dicts (any number of rows), or None."
+                    raise ResultError(what, Setting("batched", False), wanted)
                 left = [name for name in kept if not all(name in one for one in returned)]
                 if len(returned) > 1 and left:
                     raise _stays_beside(left, len(returned), 1)
@@ -203,46 +179,17 @@ class Caller:
                 columns[name] = [values[at] for at in origins] if is_list else values.take(pa.array(origins, "int64"))
         return columns
 
-    def _call(self, batch: Any, indices: Any) -> Any:
-        """What the function returns or raises; of an async one, what has to be awaited."""
+    def _call(self, batch: Any, indices: Any, rows: Rows, kept: list[str]) -> Any:
+        """What the function returns, without removed columns of the input that it only passes on."""
         arguments = [batch, indices] if self._settings.with_indices else [batch]
         try:
-            return self._function(*arguments, **self._settings.fn_kwargs)
+            returned = self._function(*arguments, **self._settings.fn_kwargs)
         except (Exception, SystemExit) as error:
-            return error
-
-    def _returned(self, returned: Any, rows: Rows, kept: list[str]) -> Any:
-        """The result of a call, without removed columns of the input that it only passes on. Raises FunctionError."""
-        if isinstance(returned, BaseException):
-            raise _raised_error(returned, rows, batched=self._settings.batched) from returned
+            raise _raised_error(error, rows, batched=self._settings.batched) from error
         if not isinstance(returned, Input):
             return returned
         removed = set(column_names(rows)) - set(kept)
         return {name: values for name, values in returned.items() if name not in removed}
-
-
-def _await_all(calls: list[Any]) -> list[Any]:
-    """The results in order, or what was raised; what has to be awaited runs concurrently."""
-
-    async def awaited(call: Any) -> Any:
-        try:
-            return await call if inspect.isawaitable(call) else call
-        except (Exception, SystemExit) as error:
-            return error
-
-    async def all_awaited() -> list[Any]:
-        return await asyncio.gather(*map(awaited, calls))
-
-    return asyncio.run_coroutine_threadsafe(all_awaited(), _event_loop()).result()
-
-
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all calls in this process, so that clients stay connected; in a thread of its own, since the caller may
-    be in a loop already, as every notebook is."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="milldam-async", daemon=True).start()
-    return loop
 
 
 # ---- what the function gets ----
@@ -298,11 +245,8 @@ def _stays_beside(left: list[str], returned: int, passed: int) -> ResultError:
     """More or fewer rows than the function got have no values of the input beside them."""
     return ResultError(
         f"{returned:,} rows were returned for {passed:,}, and columns of the input stay: {', '.join(left)}. "
-        "Leave those out with ",
-        Setting("remove_columns", left),
-        " or ",
-        Setting("remove_columns", ALL),
-        ", or return values for them too.",
+        "Return values for them too, or leave them out with ",
+        *(Setting("remove_columns", left), "."),
     )
 
 
@@ -317,4 +261,4 @@ def _raised_error(error: BaseException, rows: Rows, *, batched: bool) -> Functio
     met_list = re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error))
     if batched and met_list and isinstance(error, AttributeError | TypeError):
         hint = "\nThe function gets a batch, a dict of lists; to call it with one row: ", Setting("batched", False), "."
-    return FunctionError(exception.splitlines()[-1], "\n".join(lines), *hint)
+    return FunctionError("\n".join(lines), *hint)

@@ -20,7 +20,8 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -56,10 +57,7 @@ class FunctionIdentity:
         if self.hash == newer.hash:
             return []
         changed = [one for one in {**self.parts, **newer.parts} if self.parts.get(one) != newer.parts.get(one)]
-        if _PYTHON in changed:  # it compiles everything differently
-            changed = [_PYTHON]
-        gone, new = self.parts.keys() - newer.parts.keys(), newer.parts.keys() - self.parts.keys()
-        return [one + (" (new)" if one in new else " (no longer used)" if one in gone else "") for one in changed]
+        return [_PYTHON] if _PYTHON in changed else changed  # it compiles everything differently
 
 
 def identify(
@@ -104,6 +102,7 @@ class _Walk:
         self.parts: dict[str, str] = {}
         self.unhashable: dict[str, None] = {}
         self._labels: dict[Any, str] = {}
+        self._taken = Counter[str]()
         self._alive: list[Any] = []
 
     def add(self, label: str, value: Any) -> None:
@@ -115,13 +114,10 @@ class _Walk:
             self.parts[label] = "unhashable"
 
     def _label(self, key: Any, wanted: str) -> str:
-        """The name of a part, numbered where another has it."""
+        """The name of a part, numbered where others have it."""
         if key not in self._labels:
-            taken, name, number = set(self._labels.values()), wanted, 1
-            while name in taken:
-                number += 1
-                name = f"{wanted} ({number})"
-            self._labels[key] = name
+            number = self._taken[wanted] = self._taken[wanted] + 1
+            self._labels[key] = wanted if number == 1 else f"{wanted} ({number})"
         return self._labels[key]
 
     def refer(self, value: Any, wanted: str, add: Callable[[Any, str], None]) -> str:
@@ -205,7 +201,8 @@ class _Walk:
                 there = vars(value)
                 names = [name for name in sorted(reached) if name in there and not name.startswith("__")]
                 used = [(self._label((id(there), name), f"global {name}"), there[name]) for name in names]
-                links.append(("own module", self._links(used, reached) or self._module(value.__name__)))
+                modules = {name for name in names if isinstance(there[name], types.ModuleType)}
+                links.append(("own module", self._links(used, reached - modules) or self._module(value.__name__)))
                 continue
             reference = self.reference(value)
             if reference is None and label not in self.parts:
@@ -226,12 +223,10 @@ class _Walk:
         self.add(label, (type(kind), kind.__bases__, annotated, sorted(members.items())))
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _codes(code: types.CodeType) -> list[types.CodeType]:
     """A code object and those of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+    inside = [one for constant in code.co_consts if isinstance(constant, types.CodeType) for one in _codes(constant)]
+    return [code, *inside]
 
 
 def _content(code: types.CodeType) -> tuple[Any, ...]:
@@ -264,11 +259,10 @@ class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> int | None:
         """A number that stands for what pickles differently from one process or day to the next."""
         kind = type(value)
-        if kind is str:  # one that is there twice may be one object, or two
-            return xxhash.xxh3_128_intdigest(value.encode("utf-8", "surrogatepass"))
-        if kind is bytes:
-            return xxhash.xxh3_128_intdigest(value, seed=1)
-        if kind in _PLAIN:
+        if kind in (str, bytes):  # one that is there twice may be one object, or two
+            content = value.encode("utf-8", "surrogatepass") if kind is str else value
+            return xxhash.xxh3_128_intdigest(content, seed=kind is bytes)
+        if kind in (bool, int, float, complex, type(None), list, tuple, dict, bytearray):
             return None
         if kind is set or kind is frozenset:
             return self._inner((kind.__name__, sorted(map(self._inner, value))))
@@ -285,9 +279,6 @@ class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
         return _Hasher(self._walk).of(value)
 
 
-_PLAIN = (bool, int, float, complex, type(None), list, tuple, dict, bytearray)
-
-
 def _tensor(value: Any) -> Any:
     raw = value.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
     return (str(value.dtype), value.shape, raw.numpy())
@@ -295,7 +286,7 @@ def _tensor(value: Any) -> Any:
 
 def _huggingface_tokenizer(value: Any) -> Any:
     """Settings and vocabulary, without what calls change, or what only says where the tokenizer came from."""
-    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING)
+    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING.split())
     backend: Any = getattr(value, "_tokenizer", None)
     if not hasattr(backend, "to_str"):
         return (settings, sorted(value.get_vocab().items()))
@@ -303,8 +294,8 @@ def _huggingface_tokenizer(value: Any) -> Any:
 
 
 _PASSING = (
-    *("_in_target_context_manager", "_tokenizer", "cache", "deprecation_warnings", "files_loaded", "init_inputs"),
-    *("init_kwargs", "name_or_path", "sp_model", "tokens_trie", "verbose", "vocab_file"),
+    "_in_target_context_manager _tokenizer cache deprecation_warnings files_loaded init_inputs init_kwargs "
+    "name_or_path sp_model tokens_trie verbose vocab_file"
 )
 _OURS = ("TextEncoder", "Store", "FeatureStore", "Table")
 _CONTENTS: dict[tuple[str, str], Callable[[Any], Any]] = {

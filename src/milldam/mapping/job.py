@@ -27,7 +27,7 @@ import pyarrow as pa
 from milldam.errors import ConfigError, InputError, Setting, StoreError
 from milldam.files import TEMPORARY_SUFFIX
 from milldam.input_files import is_address, without_secrets
-from milldam.mapping.cache import ONCE, cache_folder, cached_out
+from milldam.mapping.cache import cache_folder, cached_out
 from milldam.mapping.function import ALL
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.rows import Files, Source, source_of
@@ -76,25 +76,21 @@ def array_of(settings: MapSettings) -> ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
-    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-    if function.unhashable:
-        listed = "; ".join(function.unhashable)
-        raise ConfigError(
-            f"What {function.name} depends on can't be hashed: {listed}. Name it by ", Setting("key"), "."
-        )
-    return ArrayWork(MapJob(settings), _options(settings, Path(settings.out)))
+    job = MapJob(settings)
+    job.require_hash()
+    job.look(Path(settings.out) / SPOOL)
+    return ArrayWork(job, _options(settings, Path(settings.out)))
 
 
 class MapJob(TableJob):
     """Rows to a table."""
 
     stage_names, outputs = ("map",), None
-    function: FunctionIdentity
-    """Known, as the source is, once `look` was called."""
     _source: Source
 
     def __init__(self, settings: MapSettings) -> None:
         self.settings, self.workers = settings, settings.workers
+        self.function = identify(settings.function, settings.fn_kwargs, key=settings.key)
         self.batch_bytes = max(0, 4 * settings.most_batch_bytes - WORK_BYTES)
         schema = given_schema(settings.schema)
         self._schema = None if schema is None else TableSchema.of(schema)
@@ -103,10 +99,16 @@ class MapJob(TableJob):
 
     # ---- prepare ----
 
+    def require_hash(self) -> None:
+        """For a table that is to be found again, and for processes that must know that they do the same."""
+        if self.function.unhashable:
+            listed = "; ".join(self.function.unhashable)
+            what = f"What {self.function.name} depends on can't be hashed: {listed}. Name it by "
+            raise ConfigError(what, Setting("key"), "; on this machine, a folder for the table is enough.")
+
     def look(self, folder: Path) -> Source:
-        """Identify function and source. `folder`: for rows that are written to files first."""
+        """Look the source up. `folder`: for rows that are written to files first."""
         if not hasattr(self, "_source"):
-            self.function = identify(self.settings.function, self.settings.fn_kwargs, key=self.settings.key)
             self._source = source_of(self.settings, folder)
         elif isinstance(self._source, Files) and self._source.spooled not in (None, folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -116,9 +118,8 @@ class MapJob(TableJob):
     @property
     def cache_key(self) -> str:
         """The table's name in the cache: its function and settings, then the names of its files, or the content of what
-        has no name. What can't be identified is never found again."""
-        if self.function.unhashable:
-            return f"{ONCE}{uuid.uuid4().hex[:16]}"
+        has no name."""
+        self.require_hash()
         return "-".join(key_of(part) for part in ([self._recipe, self.settings.unit_bytes], self._source.name))
 
     @property
@@ -180,8 +181,7 @@ class MapJob(TableJob):
         left = len(sizes) - records.complete
         note = f"{records.complete} of {counted(len(sizes), 'unit')} reused"
         if self.changed:
-            more = len(self.changed) - _CHANGES_SHOWN
-            note += f"; changed: {'; '.join(self.changed[:_CHANGES_SHOWN])}{f'; and {more} more' if more > 0 else ''}"
+            note += f"; changed: {'; '.join(self.changed[:_CHANGES_SHOWN])}"
         log.info("%s: %s", folder.out, note)
         return {
             "useful": max(1, min(settings.workers or run.pool.cores, left)) if self._is_apart else 1,
@@ -244,9 +244,7 @@ class MapJob(TableJob):
                 f'column "{name}": {listed}. Return the same types for every row, or give the type that holds all '
                 "values: schema= of milldam.map. Finished units are safe."
             ) from None
-        metadata: dict[bytes, bytes] = {}
-        for one in schemas.values():
-            metadata |= one.metadata or {}
+        metadata = {name: value for one in schemas.values() for name, value in (one.metadata or {}).items()}
         return TableSchema.of(schema.with_metadata(metadata or None))
 
 

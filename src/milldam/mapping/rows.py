@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -35,7 +35,7 @@ from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, DamagedError
-from milldam.sources.data_sets import resolve_data_set, split_names
+from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import TABLES, columns_of, slice_file
 from milldam.sources.rows import FileReader, Places, Rows, cut_by_size, rows_between
 from milldam.sources.tables import open_schema
@@ -54,7 +54,8 @@ def source_of(settings: MapSettings, folder: Path) -> Source:
         return Files(settings, paths)
     if settings.split is not None:
         raise ConfigError('split is for files and names on the Hub; of a DatasetDict take dataset["train"].')
-    if type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "cache_files"):
+    is_dataset = type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "cache_files")
+    if is_dataset and not isinstance(source, dict):
         from datasets.table import list_table_cache_files
 
         tables = (one for one in (source.data, source._indices) if one is not None)
@@ -62,24 +63,6 @@ def source_of(settings: MapSettings, folder: Path) -> Source:
             return InDataset(source, settings)
     name = spool(source, folder, settings.columns, settings.unit_bytes)
     return Files(settings, [], folder, name)
-
-
-def each_split(options: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The arguments of `map` for each split of a dataset that is named whole; None: there is one table to make."""
-    source = options["source"]
-    if options.get("split") is not None:
-        return None
-    if isinstance(source, dict) and type(source).__module__.split(".")[0] == "datasets":
-        of_split = {name: {"source": one} for name, one in source.items()}
-    else:
-        paths = _paths(source) or []
-        names = split_names(paths[0], options.get("subset")) if len(paths) == 1 else []
-        if len(names) < 2:
-            return None
-        of_split = {name: {"source": source, "split": name} for name in names}
-    out = options.get("out")
-    places = {name: {} if out is None else {"out": Path(out) / name} for name in of_split}
-    return {name: {**options, **of_split[name], **places[name]} for name in of_split}
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -148,7 +131,7 @@ class Files:
             for slice in map(whole, first[:1]):
                 self.schema = open_schema(slice) if slice.format in TABLES else None
                 columns = columns_of(slice) if settings.columns is not None else []
-                if columns or slice.format not in ("jsonl", "json"):
+                if columns:
                     require_columns(settings.columns, columns, without_secrets(slice.path))
         except DamagedError:
             pass  # as its reader will say

@@ -94,8 +94,8 @@ def _numpy(values: Any) -> np.ndarray[Any, Any]:
 # ---- one schema ----
 
 
-def inferred(arrays: Mapping[str, pa.Array]) -> pa.Schema:
-    """The schema that some columns suggest."""
+def joined(before: pa.Schema | None, arrays: Mapping[str, pa.Array]) -> pa.Schema:
+    """The schema of the rows before and of these: null gives way to any type, a narrow number to a wide one."""
     fields = []
     for name, array in arrays.items():
         kind, narrow = array.type, _NARROW.get(name)
@@ -107,12 +107,7 @@ def inferred(arrays: Mapping[str, pa.Array]) -> pa.Schema:
             except _REFUSED:
                 pass
         fields.append((name, kind))
-    return pa.schema(fields)
-
-
-def joined(before: pa.Schema | None, arrays: Mapping[str, pa.Array]) -> pa.Schema:
-    """The schema of the rows before and of these: null gives way to any type, a narrow number to a wide one."""
-    now = inferred(arrays)
+    now = pa.schema(fields)
     if before is None or now.equals(before):
         return now
     try:

@@ -27,8 +27,6 @@ from milldam.sources.batch import require_columns
 from milldam.sources.rows import from_records, value_size
 
 BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
-_AT_ONCE = 1000
-"""Rows of a dataset."""
 _FILE_BYTES = 1 << 30
 _KNOWN = (
     "Known are paths, a pandas or polars frame, an Arrow table, a datasets.Dataset or IterableDataset, a list of dicts "
@@ -132,7 +130,7 @@ def _rows_of_dataset(dataset: Any) -> Iterator[Any]:
     """Arrow tables, or rows of a stream; pictures and sounds as their bytes."""
     if hasattr(dataset, "cache_files"):
         refuse_transform(dataset)
-        yield from dataset.with_format("arrow", columns=dataset.column_names).iter(batch_size=_AT_ONCE)
+        yield from dataset.with_format("arrow", columns=dataset.column_names).iter(batch_size=BATCH_ROWS)
         return
     plain = dataset.with_format(None)
     if plain.features is not None and any(hasattr(feature, "decode") for feature in plain.features.values()):

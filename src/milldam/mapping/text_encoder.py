@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.loading import Tokenizer
 
 CACHE_BYTES = 48 << 20
 
@@ -41,14 +40,14 @@ class TextEncoder:
     >>> [len(ids) for ids in encode(["A text.", "And another."])]
     [4, 3]
 
-    `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
-    "auto" (what the tokenizer has), or a token. `special_text`: "special" encodes the text of a special token as that
-    token, "plain" like any other text. `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
+    `tokenizer`: a file, a folder or a Hub name. `bos`, `eos`: "none", "auto" (what the tokenizer has), or a token.
+    `special_text`: "special" encodes the text of a special token as that token, "plain" like any other text.
+    `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
     """
 
     def __init__(
         self,
-        tokenizer: str | Path | object,
+        tokenizer: str | Path,
         *,
         bos: str = "none",
         eos: str = "none",
@@ -56,12 +55,13 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
+        from milldam.tokenizers.loading import read_tokenizer
         from milldam.tokenizers.proof import prove
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
         self._plain = special_text == "plain"
-        proved = prove(_read(tokenizer), encoder=encoder, bos=bos, eos=eos, plain_specials=self._plain)
+        proved = prove(read_tokenizer(str(tokenizer)), encoder=encoder, bos=bos, eos=eos, plain_specials=self._plain)
         self._json, self._special, self.vocab_size = proved.json, proved.special, proved.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
         self._encoder, self._differing = proved.encoder, proved.differing
@@ -104,19 +104,3 @@ class TextEncoder:
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
         return [ids.copy() for ids in np.split(flat, np.cumsum(lengths))[:-1]]
-
-
-def _read(tokenizer: object) -> Tokenizer:
-    """By its path or name, or out of an object."""
-    from milldam.tokenizers.loading import Tokenizer, read_tokenizer
-
-    if isinstance(tokenizer, str | Path):
-        return read_tokenizer(str(tokenizer))
-    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        raise ConfigError(
-            f"A {type(tokenizer).__name__} has no tokenizer.json in it. "
-            "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
-        )
-    named = {role: getattr(tokenizer, f"{role}_token", None) for role in ("bos", "eos")}
-    return Tokenizer(type(tokenizer).__name__, backend.to_str(), named)

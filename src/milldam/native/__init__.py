@@ -46,20 +46,17 @@ def kernel(name: str, *types: type) -> Kernel:
     function.restype = _INT
 
     def call(*arguments: npt.NDArray[Any] | int) -> int:
-        numbers = [number for one, kind in zip(arguments, kinds, strict=True) for number in _numbers(one, kind)]
+        numbers: list[int] = []
+        for one, kind in zip(arguments, kinds, strict=True):
+            if not isinstance(one, np.ndarray):
+                numbers.append(int(one))
+            elif one.dtype != kind or not one.flags.c_contiguous:
+                raise TypeError(f"a kernel wants {kind} end to end, not {one.dtype}")
+            else:
+                numbers += (one.ctypes.data, one.size)
         result: int = function(*numbers)
         if result == _REFUSED:
             raise ValueError(f"milldam_{name} in C refuses arrays that are too small for each other: {numbers}")
         return result
 
     return call
-
-
-def _numbers(argument: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> tuple[int, ...]:
-    """A number, or where an array is and how many entries it has."""
-    if kind is None:
-        return (int(argument),)
-    assert isinstance(argument, np.ndarray)
-    if argument.dtype != kind or not argument.flags.c_contiguous:
-        raise TypeError(f"a kernel wants {kind} end to end, not {argument.dtype}")
-    return argument.ctypes.data, argument.size

@@ -29,7 +29,7 @@ def library() -> Path:
 
 def compilers() -> list[list[str]]:
     """The commands that may compile C here, best first."""
-    found = [_words(os.environ["CC"])] if os.environ.get("CC", "").strip() else []
+    found = [os.environ["CC"].split()] if os.environ.get("CC", "").strip() else []
     found += [[name] for name in ("cc", "gcc", "clang") if shutil.which(name)]
     return [*found, [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]] if find_spec("ziglang") else found
 
@@ -60,13 +60,6 @@ def build() -> str | None:
         problems.append(f"{shlex.join(compiler)}: {problem}")
         new.unlink(missing_ok=True)
     return "\n".join(problems) or "no C compiler (cc, gcc, clang, or `pip install ziglang`)"
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # a quote without its second: there is no such program, which is said when it is called
-        return [command]
 
 
 def _compile(compiler: list[str], files: list[Path], library: Path) -> str | None:

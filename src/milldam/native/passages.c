@@ -5,10 +5,6 @@
 
 #include <string.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 enum { CHARACTERS = 1 << 16, PADDING = 192, SEED_LETTERS = 16 };
 static const uint64_t BASE = UINT64_C(0x9E3779B97F4A7C15), INVERSE = UINT64_C(0xF1DE83E19937733D);
 
@@ -24,27 +20,10 @@ typedef struct {
     uint64_t letters, beyond, borders; /* bytes of words; bytes beyond ASCII; where words may not go on */
 } Block;
 
-/* ASCII letters in lower case and digits, 0 for all else that is ASCII, what is beyond as it is. */
-#ifdef __SSE2__
-static Block fold_ascii(const uint8_t *raw, uint8_t *folded) {
-    const __m128i last_letter = _mm_set1_epi8(25), last_digit = _mm_set1_epi8(9);
-    Block found = {0, 0, 0};
-    for (int k = 0; k < 4; k++) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)raw + k), low = _mm_or_si128(some, _mm_set1_epi8(0x20));
-        const __m128i from_a = _mm_sub_epi8(low, _mm_set1_epi8('a')), from_0 = _mm_sub_epi8(some, _mm_set1_epi8('0'));
-        const __m128i letter = _mm_cmpeq_epi8(_mm_min_epu8(from_a, last_letter), from_a);
-        const __m128i digit = _mm_cmpeq_epi8(_mm_min_epu8(from_0, last_digit), from_0);
-        const __m128i kept = _mm_or_si128(digit, _mm_cmplt_epi8(some, _mm_setzero_si128()));
-        _mm_storeu_si128((__m128i *)folded + k, _mm_or_si128(_mm_and_si128(low, letter), _mm_and_si128(some, kept)));
-        found.letters |= (uint64_t)_mm_movemask_epi8(_mm_or_si128(letter, kept)) << 16 * k;
-        found.beyond |= (uint64_t)_mm_movemask_epi8(some) << 16 * k;
-    }
-    return found;
-}
-#else
 /* The first bits of eight bytes, side by side. */
 static uint64_t gathered(uint64_t tops) { return (tops >> 7) * UINT64_C(0x0102040810204080) >> 56; }
 
+/* ASCII letters in lower case and digits, 0 for all else that is ASCII, what is beyond as it is. */
 static Block fold_ascii(const uint8_t *raw, uint8_t *folded) {
     const uint64_t tops = UINT64_C(0x8080808080808080);
     Block found = {0, 0, 0};
@@ -60,7 +39,6 @@ static Block fold_ascii(const uint8_t *raw, uint8_t *folded) {
     }
     return found;
 }
-#endif
 
 static void set_border(Block *blocks, int64_t at) { blocks[at >> 6].borders |= UINT64_C(1) << (at & 63); }
 
@@ -247,14 +225,17 @@ __attribute__((noinline)) static int64_t list_likely(const uint8_t *letters, con
     return count;
 }
 
-/* The first of ascending numbers that is this one or larger. */
+/* The first of ascending numbers, from `low` on, that is not below a value. */
+#define LOWER_BOUND(numbers, low, count, value)                                                                        \
+    for (int64_t left = (count); left > 0;) {                                                                          \
+        const int64_t half = left / 2;                                                                                 \
+        if ((numbers)[(low) + half] < (value)) (low) += half + 1, left -= half + 1;                                    \
+        else left = half;                                                                                              \
+    }
+
 static int64_t first_key(const uint64_t *keys, int64_t count, uint64_t key) {
     int64_t low = 0;
-    while (count > 0) {
-        const int64_t half = count / 2;
-        if (keys[low + half] < key) low += half + 1, count -= half + 1;
-        else count = half;
-    }
+    LOWER_BOUND(keys, low, count, key)
     return low;
 }
 
@@ -285,12 +266,8 @@ typedef struct {
 
 /* The word of a document that begins at a letter; its end counts as one. Below zero: none does. */
 static int64_t word_at(const Document *document, uint32_t letter) {
-    int64_t low = document->first_word, count = document->stop_word - low;
-    while (count > 0) {
-        const int64_t half = count / 2;
-        if (document->before[low + half] < letter) low += half + 1, count -= half + 1;
-        else count = half;
-    }
+    int64_t low = document->first_word;
+    LOWER_BOUND(document->before, low, document->stop_word - document->first_word, letter)
     return document->before[low] == letter ? low : -1;
 }
 
@@ -370,11 +347,7 @@ static int64_t compare(const Document *document, int64_t word, int64_t seed, con
 /* The first of the words that begins at a place or behind it. */
 static int64_t first_word(const uint32_t *starts, int64_t words, int64_t place) {
     int64_t low = 0;
-    while (words > 0) {
-        const int64_t half = words / 2;
-        if (starts[low + half] < place) low += half + 1, words -= half + 1;
-        else words = half;
-    }
+    LOWER_BOUND(starts, low, words, place)
     return low;
 }
 

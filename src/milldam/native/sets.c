@@ -51,15 +51,3 @@ int64_t milldam_compare_sets(const uint32_t *values, int64_t values_count, const
     }
     return pairs;
 }
-
-/* Some runs of `values`, end to end. */
-int64_t milldam_gather(const uint32_t *values, int64_t values_count, const int64_t *starts, int64_t runs,
-                       const int64_t *counts, int64_t counts_count, uint32_t *gathered, int64_t room) {
-    NEEDS(counts_count == runs && sets_within(starts, counts, runs, values_count));
-    for (int64_t run = 0; run < runs; run++) NEEDS((room -= counts[run]) >= 0);
-    for (int64_t run = 0; run < runs; run++) {
-        memcpy(gathered, values + starts[run], counts[run] * sizeof(uint32_t));
-        gathered += counts[run];
-    }
-    return runs;
-}

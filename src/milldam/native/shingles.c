@@ -193,30 +193,8 @@ static inline void end_text(struct reader *reader, uint64_t ngram, struct sink *
     if (reader->words && reader->words < ngram) give(sink, reader->chain);
 }
 
-/* Words that texts of so many bytes can have at most: two that touch have at least four bytes. */
-static inline int64_t most_words(int64_t bytes, int64_t texts) { return bytes / 2 + texts; }
-
 static inline int can_read(const int64_t *offsets, int64_t offsets_count, int64_t size, int64_t ngram, int64_t lowered) {
     return lie_within(offsets, offsets_count, size) && ngram >= 1 && ngram <= MOST_NGRAM && lowered >= LOWERED;
-}
-
-/* The n-grams of whole texts that lie end to end, and where those of each begin. */
-int64_t milldam_shingles(const uint8_t *texts, int64_t size, const int64_t *offsets, int64_t offsets_count,
-                         int64_t ngram, const uint32_t *lower, int64_t lowered, uint64_t *hashes, int64_t room,
-                         int64_t *begins, int64_t begins_count) {
-    const int64_t count = offsets_count - 1;
-    NEEDS(can_read(offsets, offsets_count, size, ngram, lowered) && begins_count == offsets_count);
-    NEEDS(room >= most_words(offsets[count] - offsets[0], count));
-    struct sink sink = {hashes, 0, 0};
-    for (int64_t k = 0; k < count; k++) {
-        struct reader reader;
-        begin(&reader, ngram);
-        begins[k] = sink.end - hashes;
-        read_text(&reader, texts + offsets[k], offsets[k + 1] - offsets[k], ngram, lower, &sink);
-        end_text(&reader, ngram, &sink);
-    }
-    begins[count] = sink.end - hashes;
-    return begins[count];
 }
 
 /* Signatures (dedup/minhash.py): `minima` and `best` have room for a number for each bin; `order` has for each bin whom it

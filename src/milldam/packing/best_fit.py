@@ -11,10 +11,9 @@ first documents. Documents in a row are in store order.
 Free lengths are a sorted list: the fullest row that has room is found by bisection. Pieces of equal length are placed
 together. About 1 us a piece on one core.
 
-A split's document lengths -> pieces that fit a row, and rows of them end to end, as arrays of bounded size.
-
-A position is that of a token in the split's stream: its documents end to end, in store order. Holds the documents that
-come at a time and `CHUNK` pieces, however long a document is.
+Pieces are an array of two rows: where each begins in the split's stream of tokens, its documents end to end in store
+order, and its tokens. Rows are their pieces, in the order of rows, and how many each row has; what these leave free is
+padding. Both come as arrays of bounded size, however long a document is.
 """
 
 from __future__ import annotations
@@ -22,54 +21,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from milldam.stores.tokens.format import Int64s
 
 CHUNK = 1 << 16
+_OPEN_TOKENS = 1 << 21
+_MOST_OPEN = 1 << 10
 
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Stretches of documents: where each begins in the stream, and its tokens."""
-
-    starts: Int64s
-    lengths: Int64s
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, part: slice | Int64s | npt.NDArray[np.bool_]) -> Pieces:
-        return Pieces(self.starts[part], self.lengths[part])
-
-    @classmethod
-    def none(cls) -> Pieces:
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
-
-
-def join(parts: Iterable[Pieces]) -> Pieces:
-    several = list(parts)
-    return Pieces(np.concatenate([p.starts for p in several]), np.concatenate([p.lengths for p in several]))
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Pieces in the order of their rows; what they leave free at the end of a row is padding."""
-
-    pieces: Pieces
-    counts: Int64s
-    """Pieces of each row."""
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def __getitem__(self, part: slice) -> Rows:
-        first, stop, _ = part.indices(len(self))
-        counts, before = self.counts[first:stop], int(self.counts[:first].sum())
-        return Rows(self.pieces[before : before + int(counts.sum())], counts)
+Rows = tuple[Int64s, Int64s]
+"""Pieces (2, pieces) and how many each row has (rows,)."""
 
 
 class Cutter:
@@ -82,10 +44,9 @@ class Cutter:
     def __init__(self, seq_len: int, *, wrapped: bool) -> None:
         self.cut_documents = 0
         """Documents that became more than one piece, so far."""
-        self._row = seq_len
-        self._wrapped = wrapped
+        self._row, self._wrapped = seq_len, wrapped
 
-    def __call__(self, documents: Iterable[Int64s]) -> Iterator[Pieces]:
+    def __call__(self, documents: Iterable[Int64s]) -> Iterator[Int64s]:
         position = 0
         for lengths in documents:
             ends = position + np.cumsum(lengths)
@@ -93,7 +54,7 @@ class Cutter:
                 position = int(ends[-1])
                 yield from self.cut(ends - lengths, ends)
 
-    def cut(self, starts: Int64s, ends: Int64s) -> Iterator[Pieces]:
+    def cut(self, starts: Int64s, ends: Int64s) -> Iterator[Int64s]:
         """The pieces of documents that begin and end there."""
         grid = starts // self._row * self._row if self._wrapped else starts
         counts = -((grid - ends) // self._row)
@@ -105,76 +66,70 @@ class Cutter:
             begins = grid[document] + (numbers - (last - counts)[document]) * self._row
             stops = np.minimum(begins + self._row, ends[document])
             begins = np.maximum(begins, starts[document])
-            yield Pieces(begins, stops - begins)
+            yield np.stack([begins, stops - begins])
 
 
-def wrapped_rows(pieces: Iterator[Pieces], seq_len: int, *, pad_last: bool) -> Iterator[Rows]:
+def wrapped_rows(pieces: Iterable[Int64s], seq_len: int, *, pad_last: bool) -> Iterator[Rows]:
     """Documents end to end, in rows of pieces that were cut where rows end.
 
     The last, partial row comes only when it is to be padded. Holds the pieces of one chunk and of the row that is open.
     """
-    open_row = Pieces.none()
+
+    def rows(whole: Int64s) -> Rows:
+        row = whole[0] // seq_len
+        return whole, np.bincount(row - row[0]).astype(np.int64)
+
+    waiting = np.empty((2, 0), np.int64)
     for chunk in pieces:
-        waiting = join((open_row, chunk))
-        ends = waiting.starts + waiting.lengths
+        waiting = np.concatenate((waiting, chunk), axis=1)
+        ends = waiting.sum(axis=0)
         full = int(np.searchsorted(ends, ends[-1] // seq_len * seq_len, side="right"))
         if full:
-            yield _rows(waiting[:full], seq_len)
-        open_row = waiting[full:]
-    if pad_last and len(open_row):
-        yield _rows(open_row, seq_len)
+            yield rows(waiting[:, :full])
+        waiting = waiting[:, full:]
+    if pad_last and waiting.size:
+        yield rows(waiting)
 
 
-def _rows(pieces: Pieces, seq_len: int) -> Rows:
-    row = pieces.starts // seq_len
-    return Rows(pieces, np.bincount(row - row[0]).astype(np.int64))
-
-
-_OPEN_TOKENS = 1 << 21
-_MOST_OPEN = 1 << 10
-
-
-def best_fit_rows(pieces: Iterator[Pieces], seq_len: int, *, buffer: int) -> Iterator[Rows]:
+def best_fit_rows(pieces: Iterable[Int64s], seq_len: int, *, buffer: int) -> Iterator[Rows]:
     """Rows as they are finished: full, or closed to make place for emptier ones."""
     most_open = max(1, min(_MOST_OPEN, buffer // 8, _OPEN_TOKENS // seq_len))
     space = _FreeSpace(seq_len)
-    held, held_rows = Pieces.none(), np.empty(0, np.int64)
+    held, held_rows = np.empty((2, 0), np.int64), np.empty(0, np.int64)
     for window in _windows(pieces, buffer):
-        order = np.argsort(-window.lengths, kind="stable")
-        placed = space.place(window.lengths[order])
-        held, held_rows = join((held, window[order])), np.concatenate((held_rows, placed))
+        order = np.argsort(-window[1], kind="stable")
+        placed = space.place(window[1, order])
+        held, held_rows = np.concatenate((held, window[:, order]), axis=1), np.concatenate((held_rows, placed))
         still_open = np.isin(held_rows, space.keep(most_open))
         if not still_open.all():
-            yield _in_order(held[~still_open], held_rows[~still_open])
-        held, held_rows = held[still_open], held_rows[still_open]
-    if len(held):
+            yield _in_order(held[:, ~still_open], held_rows[~still_open])
+        held, held_rows = held[:, still_open], held_rows[still_open]
+    if held.size:
         yield _in_order(held, held_rows)
 
 
-def _windows(pieces: Iterator[Pieces], size: int) -> Iterator[Pieces]:
+def _windows(pieces: Iterable[Int64s], size: int) -> Iterator[Int64s]:
     """The same pieces, exactly `size` at a time, but for the last time."""
-    waiting: list[Pieces] = []
-    count = 0
+    waiting, count = [np.empty((2, 0), np.int64)], 0
     for chunk in pieces:
         waiting.append(chunk)
-        count += len(chunk)
+        count += chunk.shape[1]
         if count < size:
             continue
-        joined = join(waiting)
-        whole = count // size * size
+        joined, whole = np.concatenate(waiting, axis=1), count // size * size
         for start in range(0, whole, size):
-            yield joined[start : start + size]
-        waiting, count = [joined[whole:]], count - whole
+            yield joined[:, start : start + size]
+        waiting, count = [joined[:, whole:]], count - whole
     if count:
-        yield join(waiting)
+        yield np.concatenate(waiting, axis=1)
 
 
-def _in_order(pieces: Pieces, rows: Int64s) -> Rows:
+def _in_order(pieces: Int64s, rows: Int64s) -> Rows:
     _, row = np.unique(rows, return_inverse=True)  # row: (pieces,), from 0
     first = np.full(int(row.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, row, pieces.starts)
-    order = np.lexsort((pieces.starts, first[row]))
-    return Rows(pieces[order], np.bincount(row)[np.argsort(first)].astype(np.int64))
+    np.minimum.at(first, row, pieces[0])
+    order = np.lexsort((pieces[0], first[row]))
+    return pieces[:, order], np.bincount(row)[np.argsort(first)].astype(np.int64)
 
 
 class _FreeSpace:

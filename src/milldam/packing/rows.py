@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
@@ -29,7 +25,7 @@ from milldam.loader.documents import document_lengths
 from milldam.loader.reading import end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
+from milldam.packing.best_fit import Cutter, best_fit_rows, wrapped_rows
 from milldam.stores.kinds import commit_shard
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
@@ -56,38 +52,43 @@ def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path
     if rules.buffer < 1:
         raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
     store = Store(store_path)
-    if folder is None:
-        streams = ((split, store.named_part(split).stream()) for split in store.splits)
-        return {split: _pack_split(stream, rules, seq_len, None) for split, stream in streams}
-    settings = _settings(store, rules, seq_len)
-    found = _read_finished(folder)
-    if found is not None:
-        same = {name: value for name, value in found.settings.items() if name != "packed"} == settings
-        same &= (found.tokenizer, found.dtype) == (store.manifest.tokenizer, store.manifest.dtype)
-        if same and all(has_size(folder / name, record["bytes"]) for name, record in found.files()):
-            finished: dict[str, dict[str, Any]] = found.settings["packed"]
+    source, counts = store.manifest, Counter(shard.split for shard in store.shards)
+    own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
+    settings = {  # all that the rows follow from
+        "packing": {"strategy": rules.strategy} | own,
+        "seq_len": seq_len,
+        "pad_id": source.tokenizer.get("eos") or 0,
+        "source": store.fingerprint,
+        "source_splits": {split: counts[split] for split in store.splits},
+    }
+    if folder is not None:
+        finished = _finished(folder, source, settings)
+        if finished is not None:
             return finished
-    _clear(folder)
+        _clear(folder)
     shards: list[Shard] = []
     packed: dict[str, dict[str, Any]] = {}
     for split in store.splits:
         stream = store.named_part(split).stream()
+        if folder is None:
+            packed[split] = _pack_split(stream, rules, seq_len, None)
+            continue
         with contextlib.closing(_RowWriter(stream, split, seq_len, settings["pad_id"], folder)) as writer:
             packed[split] = _pack_split(stream, rules, seq_len, writer)
             writer.commit()
         shards += writer.shards
-    source = store.manifest
-    write_file(folder / "tokenizer.json", (store.path / "tokenizer.json").read_bytes())
-    size = sum(shard.bin["bytes"] for shard in source.shards)
-    Manifest(
-        dtype=source.dtype,
-        vocab_size=source.vocab_size,
-        tokenizer=source.tokenizer,
-        encoder=source.encoder,
-        settings=settings | {"packed": packed},
-        input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
-        shards=tuple(shards),
-    ).write(folder)
+    if folder is not None:
+        write_file(folder / "tokenizer.json", (store.path / "tokenizer.json").read_bytes())
+        size = sum(shard.bin["bytes"] for shard in source.shards)
+        Manifest(
+            dtype=source.dtype,
+            vocab_size=source.vocab_size,
+            tokenizer=source.tokenizer,
+            encoder=source.encoder,
+            settings=settings | {"packed": packed},
+            input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
+            shards=tuple(shards),
+        ).write(folder)
     return packed
 
 
@@ -97,11 +98,11 @@ def _pack_split(stream: TokenStream, rules: PackingRules, seq_len: int, writer: 
     pieces = cutter(document_lengths(stream))
     made = wrapped_rows(pieces, seq_len, pad_last=rules.pad_last) if wrapped else None
     rows = tokens = 0
-    for several in made or best_fit_rows(pieces, seq_len, buffer=rules.buffer):
-        rows += len(several)
-        tokens += int(several.pieces.lengths.sum())
+    for some, counts in made or best_fit_rows(pieces, seq_len, buffer=rules.buffer):
+        rows += len(counts)
+        tokens += int(some[1].sum())
         if writer is not None:
-            writer.add(several)
+            writer.add(some, counts)
     return {
         "strategy": rules.strategy,
         "seq_len": seq_len,
@@ -117,30 +118,20 @@ def _pack_split(stream: TokenStream, rules: PackingRules, seq_len: int, writer: 
 # ---- the folder ----
 
 
-def _settings(store: Store, rules: PackingRules, seq_len: int) -> dict[str, Any]:
-    """All that the rows follow from."""
-    counts = Counter(shard.split for shard in store.shards)
-    own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
-    return {
-        "packing": {"strategy": rules.strategy} | own,
-        "seq_len": seq_len,
-        "pad_id": store.manifest.tokenizer.get("eos") or 0,
-        "source": store.fingerprint,
-        "source_splits": {split: counts[split] for split in store.splits},
-    }
-
-
-def _read_finished(folder: Path) -> Manifest | None:
-    """The manifest of rows that were written before; another kind of store is not ours to replace."""
+def _finished(folder: Path, source: Manifest, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The figures of the same rows, where they were written before; another kind of store is not ours to replace."""
     if not (folder / NAME).exists():
         return None
     try:
-        manifest = Manifest.read(folder)
+        found = Manifest.read(folder)
     except StoreError:
         return None
-    if "packed" not in manifest.settings:
+    if "packed" not in found.settings:
         raise MismatchError(f"{folder}: holds a store of documents, not rows. Choose another folder for the rows.")
-    return manifest
+    packed: dict[str, dict[str, Any]] = found.settings["packed"]
+    same = found.settings == settings | {"packed": packed}
+    same &= (found.tokenizer, found.dtype) == (source.tokenizer, source.dtype)
+    return packed if same and all(has_size(folder / name, one["bytes"]) for name, one in found.files()) else None
 
 
 def _clear(folder: Path) -> None:
@@ -168,30 +159,31 @@ class _RowWriter:
         self._shard_rows = max(1, SHARD_BYTES // (seq_len * self._dtype.itemsize))
         self._open: tuple[NewFile, IndexColumns] | None = None
 
-    def add(self, rows: Rows) -> None:
-        while len(rows):
+    def add(self, pieces: Int64s, counts: Int64s) -> None:
+        while len(counts):
             if self._open is None:
                 self._open = NewFile(self._folder / f"{self._split}.bin"), IndexColumns(self._folder)
             file, columns = self._open
             most = min(max(1, _BATCH_TOKENS // self._row), self._shard_rows - columns.rows)
-            self._write(rows[:most], file, columns)
-            rows = rows[most:]
+            stop = int(counts[:most].sum())
+            self._write(pieces[:, :stop], counts[:most], file, columns)
+            pieces, counts = pieces[:, stop:], counts[most:]
             if columns.rows == self._shard_rows:
                 self.commit()
 
-    def _write(self, rows: Rows, file: NewFile, columns: IndexColumns) -> None:
-        pieces, ends = rows.pieces, np.cumsum(rows.counts)
-        padding = self._row - np.add.reduceat(pieces.lengths, ends - rows.counts)
-        tokens = self._reader.runs(*end_to_end(pieces.starts, pieces.lengths))
+    def _write(self, pieces: Int64s, counts: Int64s, file: NewFile, columns: IndexColumns) -> None:
+        (starts, lengths), ends = pieces, np.cumsum(counts)
+        padding = self._row - np.add.reduceat(lengths, ends - counts)
+        tokens = self._reader.runs(*end_to_end(starts, lengths))
         padded = padding > 0
         if padded.any():
-            padded_rows = np.full((len(rows), self._row), self._pad_id, self._dtype)
+            padded_rows = np.full((len(counts), self._row), self._pad_id, self._dtype)
             padded_rows[np.arange(self._row) < (self._row - padding)[:, None]] = tokens
             tokens = padded_rows
         file.write(tokens.data)
-        lengths = np.insert(pieces.lengths, ends[padded], padding[padded])
+        lengths = np.insert(lengths, ends[padded], padding[padded])
         begins = columns.rows * self._row + np.cumsum(lengths) - lengths
-        columns.add(rows.counts + padded, begins * self._dtype.itemsize, lengths)
+        columns.add(counts + padded, begins * self._dtype.itemsize, lengths)
 
     def commit(self) -> None:
         """Make both files of the open shard durable under their names, the index last."""
@@ -223,39 +215,31 @@ class IndexColumns:
         self.rows = self.pieces = 0
         self._folder = folder
         with explain_os_errors(folder):
-            columns = [tempfile.TemporaryFile(dir=folder) for _ in range(3)]  # noqa: SIM115 - closed in close
-        self._lengths, self._offsets, self._counts = columns
+            self._columns = [tempfile.TemporaryFile(dir=folder) for _ in range(3)]  # noqa: SIM115 - closed in close
 
     def add(self, counts: Int64s, offsets: Int64s, lengths: Int64s) -> None:
         """Add rows: how many pieces each has, and the pieces of all of them."""
+        firsts = self.pieces + np.cumsum(counts)
         with explain_os_errors(self._folder):
-            self._lengths.write(lengths.astype("<i4").data)
-            self._offsets.write(offsets.astype("<i8").data)
-            self._counts.write(counts.astype("<i8").data)
+            for column, values, kind in zip(
+                self._columns, (lengths, offsets, firsts), ("<i4", "<i8", "<i8"), strict=True
+            ):
+                column.write(values.astype(kind).data)
         self.rows += len(counts)
         self.pieces += len(lengths)
 
     def write(self, new: NewFile, dtype_code: int) -> None:
         new.write(HEADER.pack(MAGIC, VERSION, dtype_code, self.pieces, self.rows + 1))
-        for column in (self._lengths, self._offsets):
-            for block in self._blocks(column):
+        for column, before in zip(self._columns, (b"", b"", bytes(8)), strict=True):
+            new.write(before)
+            with explain_os_errors(self._folder):
+                column.seek(0)
+            while block := column.read(_COPY_BYTES):
                 new.write(block)
-        piece = 0
-        new.write(struct.pack("<q", 0))
-        for block in self._blocks(self._counts):
-            firsts = piece + np.frombuffer(block, "<i8").cumsum()
-            new.write(firsts.astype("<i8").data)
-            piece = int(firsts[-1])
-
-    def _blocks(self, column: IO[bytes]) -> Iterator[bytes]:
-        with explain_os_errors(self._folder):
-            column.seek(0)
-        while block := column.read(_COPY_BYTES):
-            yield block
 
     def close(self) -> None:
         # On a full disk even closing may fail; that must not hide what went wrong before.
-        for column in (self._lengths, self._offsets, self._counts):
+        for column in self._columns:
             with contextlib.suppress(OSError):
                 column.close()
 
@@ -263,39 +247,9 @@ class IndexColumns:
 # ---- where documents begin in written rows ----
 
 
-@dataclass(frozen=True, slots=True)
-class Boundaries:
-    """The pieces of some rows; padding is a piece, the last of its row."""
-
-    lengths: Int64s
-    """Tokens of each piece, row after row."""
-    counts: Int64s
-    """Pieces of each row."""
-
-    @property
-    def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Where pieces begin when the rows lie end to end, and the end: what attention over packed rows takes.
-
-        >>> Boundaries(np.array([3, 1, 4]), np.array([2, 1])).cu_seqlens
-        array([0, 3, 4, 8], dtype=int32)
-        """
-        return np.concatenate(([0], np.cumsum(self.lengths))).astype(np.int32)
-
-    @property
-    def position_ids(self) -> Int64s:
-        """Rows of positions that begin at 0 with every piece.
-
-        >>> Boundaries(np.array([3, 1, 4]), np.array([2, 1])).position_ids
-        array([[0, 1, 2, 0],
-               [0, 1, 2, 3]])
-        """
-        begins = np.cumsum(self.lengths) - self.lengths
-        flat = np.arange(int(self.lengths.sum())) - np.repeat(begins, self.lengths)
-        return flat.reshape(len(self.counts), -1)
-
-
-def read_boundaries(store: Store, first: int, last: int) -> Boundaries:
-    """The pieces of rows [first, last) of a store of rows, across its shards, from the index alone."""
+def read_boundaries(store: Store, first: int, last: int) -> tuple[Int64s, Int64s]:
+    """The tokens of each piece of rows [first, last) of a store of rows, and how many pieces each row has; padding is
+    a piece, the last of its row. From the index alone."""
     lengths, counts, start = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for shard in store.shards:
         begin, stop = max(first - start, 0), min(last - start, shard.documents)
@@ -310,4 +264,4 @@ def read_boundaries(store: Store, first: int, last: int) -> Boundaries:
             raise index.damaged("its rows are not of one length")
     if len(counts) == 1:
         raise IndexError(f"rows {first:,} to {last:,} of a store of {len(store):,} rows")
-    return Boundaries(np.concatenate(lengths), np.concatenate(counts))
+    return np.concatenate(lengths), np.concatenate(counts)

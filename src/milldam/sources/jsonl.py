@@ -24,6 +24,7 @@ from milldam.sources.decoding import mended, parse_json
 from milldam.sources.json_items import as_json_lines
 from milldam.sources.records import BOM, LINE, Block, make_reject, record_blocks
 from milldam.sources.units import Slice
+from milldam.text.arrays import is_utf8
 
 _MISSING = object()
 _LINES_SEEN = 10_000
@@ -70,7 +71,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
     for data, line, line_ends, size in _blocks(slice, reading):
         taken = False
-        if take is not None and 0 < len(data) <= rules.max_document_bytes:
+        if take is not None and 0 < len(data) <= rules.max_document_bytes and is_utf8(data):
             lines = line_ends + (not data.endswith(b"\n"))
             buffer, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
             ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(buffer, np.uint8)

@@ -138,9 +138,6 @@ class Kind:
             return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
         if (folder / "run").exists():
             return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to continue."
-        splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
-        if splits:
-            return f"{folder}: not {self.phrase} itself, but there is one of each split: {', '.join(splits)}."
         return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
 
 

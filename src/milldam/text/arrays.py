@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,17 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     if buffer is None or not len(texts):
         return np.zeros(1, np.int64)
     return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+
+
+def is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        whole = pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)
+        pa.LargeStringArray.from_buffers(1, *whole).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def character_counts(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
@@ -57,13 +69,29 @@ class Characters:
 
     def held_by(self, texts: pa.LargeStringArray) -> Mask:
         """Which of the texts hold one of them."""
-        data = texts.buffers()[2] if len(texts) else None
-        if data is None:
-            return np.zeros(len(texts), bool)
-        found = np.empty(len(texts), np.uint8)
-        find = kernel("find_characters", np.uint8, np.int64, np.uint8, np.uint8, np.uint8)
-        find(np.frombuffer(data, np.uint8), text_offsets(texts), self._pairs, self._bits, found)
+        found = np.zeros(len(texts), np.uint8)
+        if data := (texts.buffers()[2] if len(texts) else None):
+            find = kernel("find_characters", np.uint8, np.int64, np.uint8, np.uint8, np.uint8)
+            find(np.frombuffer(data, np.uint8), text_offsets(texts), self._pairs, self._bits, found)
         return found.view(bool)
+
+
+def wide_characters(data: npt.NDArray[np.uint8], characters: str) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """Where characters of two or three bytes begin in UTF-8, and how many bytes they have."""
+    for first, size, codes in _by_first_byte(characters):
+        at = np.flatnonzero(data == first)
+        code = data[at + 1].astype(np.uint16)
+        if size == 3:
+            code = code * np.uint16(256) + data[at + 2]
+        yield at[np.isin(code, codes)], size
+
+
+@cache
+def _by_first_byte(characters: str) -> list[tuple[int, int, npt.NDArray[np.uint16]]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for first, *rest in (one.encode() for one in characters):
+        found.setdefault((first, len(rest) + 1), []).append(int.from_bytes(bytes(rest), "big"))
+    return [(first, size, np.array(rest, np.uint16)) for (first, size), rest in found.items()]
 
 
 def byte_count(texts: pa.LargeStringArray) -> int:
@@ -101,13 +129,6 @@ class Verdicts:
         some = Verdicts(0)
         some.codes, some.reasons = self.codes[keep], self.reasons
         return some
-
-    def merge(self, other: Verdicts, keep: Mask) -> None:
-        """Take over the verdicts on the documents of a mask."""
-        for number, reason in enumerate(other.reasons, start=1):
-            which = np.zeros(len(self.codes), dtype=bool)
-            which[keep] = other.codes == number
-            self.drop(which, reason)
 
     @property
     def keep(self) -> Mask:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.rules import CleanRules
-from milldam.text.arrays import Verdicts, text_offsets
+from milldam.text.arrays import Verdicts, text_offsets, wide_characters
 from milldam.text.user_functions import UserFunction
 
 FUNCTION_BYTES: Final = 16_000_000
@@ -30,6 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
 _SPACE, _LINE_END = 32, 10
+_WIDE_CONTROLS = "".join(map(chr, range(0x80, 0xA0))) + "\ufeff"
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Cleaner:
@@ -41,12 +43,24 @@ class Cleaner:
         """As many texts, cleaned. Documents that are already dropped are not shown to a user's function."""
         texts = self._edit(texts, final=True)
         texts = stripped(texts) if self._rules.strip else texts
-        if self._function is None:
+        function = self._function
+        if function is None:
             return texts
-        cleaned = []
-        for position, (text, size) in enumerate(zip(texts, np.diff(text_offsets(texts)).tolist(), strict=True)):
-            kept = verdicts.codes[position] == 0
-            cleaned.append(self._call(text.as_py(), size, verdicts, position) if kept else "")
+        cleaned = [""] * len(texts)
+        sizes = np.diff(text_offsets(texts))
+        for position in np.flatnonzero(verdicts.keep).tolist():
+            if sizes[position] > FUNCTION_BYTES:
+                verdicts.drop_one(position, TOO_LARGE)
+                continue
+            result = function(texts[position].as_py())
+            if result is None:
+                verdicts.drop_one(position, DROPPED)
+            elif result is function.FAILED or (isinstance(result, str) and _HALF.search(result)):
+                verdicts.drop_one(position, FAILURE)
+            elif not isinstance(result, str):
+                raise function.wrong_type(result, "the text, or None to drop the document")
+            else:
+                cleaned[position] = result
         return pa.array(cleaned, pa.large_string())
 
     def clean_piece(
@@ -79,22 +93,6 @@ class Cleaner:
             texts = with_plain_whitespace(texts, final=final)
         return texts
 
-    def _call(self, text: str, size: int, verdicts: Verdicts, position: int) -> str:
-        assert self._function is not None
-        if size > FUNCTION_BYTES:
-            verdicts.drop_one(position, TOO_LARGE)
-            return ""
-        result = self._function(text)
-        if result is None:
-            verdicts.drop_one(position, DROPPED)
-            return ""
-        if result is self._function.FAILED or (isinstance(result, str) and not _is_encodable(result)):
-            verdicts.drop_one(position, FAILURE)
-            return ""
-        if not isinstance(result, str):
-            raise self._function.wrong_type(result, "the text, or None to drop the document")
-        return result
-
 
 # ---- the rules, on whole arrays ----
 
@@ -111,41 +109,43 @@ def normalized(texts: pa.LargeStringArray, form: Literal["NFC", "NFKC"]) -> pa.L
 
 def without_control_characters(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """The texts without C0 (but for tab and line ends), DEL, C1 and U+FEFF."""
-    data, offsets = _data(texts), text_offsets(texts)
-    found = [_control_bytes(data, start) for start in range(0, len(data), _BLOCK_BYTES)]
-    removed = np.concatenate([*found, np.empty(0, np.int64)])
-    return texts if not len(removed) else _without(data, offsets - offsets[0], np.unique(removed))
-
-
-def _control_bytes(data: Bytes, start: int) -> Int64s:
-    """Where the bytes of control characters are, of those that begin in one block."""
-    block = data[start : start + _BLOCK_BYTES]
-    found = [np.empty(0, np.int64)]
-    # Counting is several times as fast as looking for places, and nearly always all that is needed.
-    controls = np.count_nonzero(block < 32) - np.count_nonzero(block == 10)
-    if controls:
-        controls -= np.count_nonzero(block == 9) + np.count_nonzero(block == 13)
-    if controls or np.count_nonzero(block == 127):
-        low = np.flatnonzero((block < 32) | (block == 127))
-        values = block[low]
-        found.append(low[(values != 9) & (values != 10) & (values != 13)] + start)
-    if not _is_ascii(block):
-        c1 = np.flatnonzero(block == 0xC2) + start
-        c1 = c1[data[c1 + 1] < 0xA0]
-        mark = np.flatnonzero(block == 0xEF) + start
-        mark = mark[(data[mark + 1] == 0xBB) & (data[mark + 2] == 0xBF)]
-        found += [c1, c1 + 1, mark, mark + 1, mark + 2]
-    return np.concatenate(found)
+    data, offsets, removed = _data(texts), text_offsets(texts), [np.empty(0, np.int64)]
+    for start in range(0, len(data), _BLOCK_BYTES):
+        block = data[start : start + _BLOCK_BYTES]
+        # Counting is several times as fast as looking for places, and nearly always all that is needed.
+        controls = np.count_nonzero(block < 32) - np.count_nonzero(block == 10)
+        if controls:
+            controls -= np.count_nonzero(block == 9) + np.count_nonzero(block == 13)
+        if controls or np.count_nonzero(block == 127):
+            low = np.flatnonzero((block < 32) | (block == 127))
+            removed.append(low[~np.isin(block[low], (9, 10, 13))] + start)
+    for at, size in () if _is_ascii(data) else wide_characters(data, _WIDE_CONTROLS):
+        removed += [at + step for step in range(size)]
+    places = np.unique(np.concatenate(removed))
+    return _without(data, offsets - offsets[0], places) if len(places) else texts
 
 
 def with_plain_whitespace(texts: pa.LargeStringArray, *, final: bool) -> pa.LargeStringArray:
     """Lines end in \\n and not in spaces, spaces are single, blank lines too. `final`: a text's end ends a line."""
     data, offsets = _data(texts), text_offsets(texts)
     texts = _one_byte_whitespace(data, offsets - offsets[0])
-    texts = _without_needless_spaces(_data(texts), text_offsets(texts), final=final)
-    return _without_needless_lines(_data(texts), text_offsets(texts))
+    data, offsets = _data(texts), text_offsets(texts)
+    # Without spaces before white space and, when it is the final one, before the end of a text.
+    before_white = np.zeros(len(data), dtype=bool)
+    before_white[:-1] = (data[1:] == _SPACE) | (data[1:] == _LINE_END)
+    before_white[offsets[1:][np.diff(offsets) > 0] - 1] = final
+    texts = _without(data, offsets, np.flatnonzero((data == _SPACE) & before_white))
+    data, offsets = _data(texts), text_offsets(texts)
+    # Without line ends that two others precede in the same text.
+    line_end, third = data == _LINE_END, np.zeros(len(data), dtype=bool)
+    third[2:] = line_end[2:] & line_end[1:-1] & line_end[:-2]
+    for step in (0, 1):
+        starts = offsets[:-1] + step
+        third[starts[starts < len(data)]] = False
+    return _without(data, offsets, np.flatnonzero(third))
 
 
+_SPACES, _LINE_ENDS = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), "\x85\u2028\u2029"
 _PLAIN = bytes.maketrans(b"\t\x1f\r\v\f\x1c\x1d\x1e", b"  \n\n\n\n\n\n")
 
 
@@ -155,54 +155,11 @@ def _one_byte_whitespace(data: Bytes, offsets: Int64s) -> pa.LargeStringArray:
     # A carriage return that \n follows in the same text is one line end with it.
     returns = np.flatnonzero((data[:-1] == 13) & (data[1:] == 10))
     removed = [returns[~np.isin(returns + 1, offsets)]]
-    for first, rest, byte in [] if _is_ascii(data) else _WIDE_SPACES:
-        at = np.flatnonzero(data == first)
-        following = [data[at + step] for step in range(1, rest.shape[1] + 1)]
-        at = at[_matches(following, rest)]
-        plain[at] = byte
-        removed += [at + step for step in range(1, rest.shape[1] + 1)]
+    for byte, characters in () if _is_ascii(data) else ((_SPACE, _SPACES), (_LINE_END, _LINE_ENDS)):
+        for at, size in wide_characters(data, characters):
+            plain[at] = byte
+            removed += [at + step for step in range(1, size)]
     return _without(plain, offsets, np.unique(np.concatenate(removed)))
-
-
-def _matches(following: list[Bytes], rest: Bytes) -> npt.NDArray[np.bool_]:
-    """Which columns of bytes are among the rows of `rest`."""
-    code, codes = following[0].astype(np.uint16), rest[:, 0].astype(np.uint16)
-    for column, byte in enumerate(following[1:], start=1):
-        code, codes = code * 256 + byte, codes * 256 + rest[:, column]
-    return np.isin(code, codes)
-
-
-def _wide_spaces() -> list[tuple[int, Bytes, int]]:
-    """White space of more than one byte: (first byte, the others as rows, what it becomes)."""
-    spaces = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-    found: dict[tuple[int, int], list[list[int]]] = {}
-    for plain, characters in ((_SPACE, spaces), (_LINE_END, "\x85\u2028\u2029")):
-        for first, *rest in (one.encode() for one in characters):
-            found.setdefault((first, plain), []).append(rest)
-    return [(first, np.array(rest, np.uint8), plain) for (first, plain), rest in found.items()]
-
-
-_WIDE_SPACES = _wide_spaces()
-
-
-def _without_needless_spaces(data: Bytes, offsets: Int64s, *, final: bool) -> pa.LargeStringArray:
-    """Without spaces before white space and, when it is the final one, before the end of a text."""
-    before_white = np.zeros(len(data), dtype=bool)
-    before_white[:-1] = (data[1:] == _SPACE) | (data[1:] == _LINE_END)
-    ends = offsets[1:][np.diff(offsets) > 0] - 1
-    before_white[ends] = final
-    return _without(data, offsets, np.flatnonzero((data == _SPACE) & before_white))
-
-
-def _without_needless_lines(data: Bytes, offsets: Int64s) -> pa.LargeStringArray:
-    """Without line ends that two others precede in the same text."""
-    line_end = data == _LINE_END
-    third = np.zeros(len(data), dtype=bool)
-    third[2:] = line_end[2:] & line_end[1:-1] & line_end[:-2]
-    for step in (0, 1):
-        starts = offsets[:-1] + step
-        third[starts[starts < len(data)]] = False
-    return _without(data, offsets, np.flatnonzero(third))
 
 
 def stripped(texts: pa.LargeStringArray) -> pa.LargeStringArray:
@@ -239,12 +196,3 @@ def _without(data: Bytes, offsets: Int64s, removed: Int64s) -> pa.LargeStringArr
 
 def _is_ascii(data: Bytes) -> bool:
     return not len(data) or int(data.max()) < 0x80
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether it is without halves of surrogate pairs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import xxhash
@@ -34,25 +33,61 @@ def load_function(spec: str) -> Callable[..., Any]:
     >>> load_function("textwrap:dedent")("  a")
     'a'
     """
-    place, name = _split(spec)
-    module = _load_module(place, spec)
-    function = getattr(module, name, None)
-    if function is None:
-        known = [one for one, value in vars(module).items() if callable(value)]
-        raise ConfigError(f'"{spec}": there is no function "{name}" in {place}.{did_you_mean(name, known)}')
-    if not callable(function):
-        raise ConfigError(f'"{spec}": "{name}" in {place} is a {type(function).__name__}, not a function.')
-    return function  # type: ignore[no-any-return]
+    place, function_name = _split(spec)
+    with _importable(place):
+        digest, path, name = function_hash(spec), Path(place).absolute(), place
+        if _is_file(place):  # a name of its own, so that two files of the same name do not take each other's place
+            name = f"milldam_user_{path.stem}_{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
+        if name not in sys.modules or _loaded.get(name, digest) != digest:
+            sys.modules.pop(name, None)
+            try:
+                if _is_file(place):
+                    found = importlib.util.spec_from_file_location(name, path)
+                    assert found is not None and found.loader is not None
+                    module = sys.modules[name] = importlib.util.module_from_spec(found)
+                    found.loader.exec_module(module)
+                else:
+                    importlib.import_module(place)
+            except Exception as error:
+                sys.modules.pop(name, None)
+                raise _broken(spec, place, error) from error
+            _loaded[name] = digest
+    members = vars(sys.modules[name])
+    if not callable(members.get(function_name)):
+        known = [one for one, value in members.items() if callable(value)]
+        hint = did_you_mean(function_name, known)
+        raise ConfigError(f'"{spec}": there is no function "{function_name}" in {place}.{hint}')
+    return members[function_name]  # type: ignore[no-any-return]
 
 
 def function_hash(spec: str) -> str:
     """A hash of the source file that the function is in, so that an edited function makes a new result.
 
-    What that file imports in turn is not in it.
+    What that file imports in turn is not in it. Of what is built into Python, a hash of the version.
     """
     place, _ = _split(spec)
-    with _importable(place):
-        return _source_hash(place, spec) or xxhash.xxh3_128_hexdigest(f"{place} {sys.version}".encode())
+    path = Path(place)
+    if _is_file(place):
+        if not path.is_file():
+            raise ConfigError(f'"{spec}": there is no file {place} (the current folder is {Path.cwd()}).')
+    else:
+        with _importable(place):
+            try:
+                found = importlib.util.find_spec(place)
+            except (ImportError, ValueError, AttributeError):
+                found = None
+            except Exception as error:  # a parent package, which has to be imported to look into it
+                raise _broken(spec, place, error) from error
+        if found is None:
+            raise ConfigError(
+                f'"{spec}": there is no module {place}. It is looked for in {Path.cwd()} and in installed packages; '
+                "a file can be given as path/to/file.py:function."
+            )
+        path = Path(found.origin or "")
+    try:
+        return xxhash.xxh3_128_hexdigest(path.read_bytes() if path.is_file() else f"{place} {sys.version}".encode())
+    except OSError as error:
+        raise os_error(error, path) from None
 
 
 class UserFunction:
@@ -100,71 +135,19 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or os.sep in place
 
 
+def _broken(spec: str, place: str, error: Exception) -> ConfigError:
+    return ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}')
+
+
 @contextlib.contextmanager
 def _importable(place: str) -> Iterator[None]:
     """The current folder, and that of a file, first on the path. Worker processes run without it (`python -P`)."""
-    added = [str(Path(place).absolute().parent), str(Path.cwd())] if _is_file(place) else [str(Path.cwd())]
-    sys.path[:0] = added
+    before = list(sys.path), sys.dont_write_bytecode
+    sys.path[:0] = [*([str(Path(place).absolute().parent)] if _is_file(place) else []), str(Path.cwd())]
     importlib.invalidate_caches()
     # A .pyc of ours would hide an edit that leaves the size and comes within the same second.
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        sys.dont_write_bytecode = before
-        for one in added:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(one)
-
-
-def _load_module(place: str, spec: str) -> ModuleType:
-    with _importable(place):
-        digest, path, name = _source_hash(place, spec), Path(place).absolute(), place
-        if _is_file(place):  # a name of its own, so that two files of the same name do not take each other's place
-            name = f"milldam_user_{path.stem}_{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
-        if name in sys.modules and _loaded.get(name, digest) == digest:
-            return sys.modules[name]
-        sys.modules.pop(name, None)
-        try:
-            if _is_file(place):
-                found = importlib.util.spec_from_file_location(name, path)
-                assert found is not None and found.loader is not None
-                module = sys.modules[name] = importlib.util.module_from_spec(found)
-                found.loader.exec_module(module)
-            else:
-                module = importlib.import_module(place)
-        except Exception as error:
-            sys.modules.pop(name, None)
-            raise ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}') from error
-        _loaded[name] = digest
-        return module
-
-
-def _source_hash(place: str, spec: str) -> str:
-    """A hash of the file with the source; empty for what is built into Python."""
-    origin: str | None = place
-    if _is_file(place):
-        if not Path(place).is_file():
-            raise ConfigError(f'"{spec}": there is no file {place} (the current folder is {Path.cwd()}).')
-    else:
-        # Where it is now: one that was loaded before would answer for where it was then.
-        loaded = sys.modules.pop(place) if place in _loaded and place in sys.modules else None
-        try:
-            found = importlib.util.find_spec(place)
-        except (ImportError, ValueError, AttributeError):
-            found = None
-        except Exception as error:  # a parent package, which has to be imported to look into it
-            raise ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}') from error
-        finally:
-            if loaded is not None:
-                sys.modules[place] = loaded
-        if found is None:
-            raise ConfigError(
-                f'"{spec}": there is no module {place}. It is looked for in {Path.cwd()} and in installed packages; '
-                "a file can be given as path/to/file.py:function."
-            )
-        origin = found.origin
-    try:
-        return xxhash.xxh3_128_hexdigest(Path(origin).read_bytes()) if origin and Path(origin).is_file() else ""
-    except OSError as error:
-        raise os_error(error, Path(origin or place)) from None
+        sys.path[:], sys.dont_write_bytecode = before

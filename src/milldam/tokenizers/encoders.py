@@ -77,7 +77,7 @@ class Encoder:
             from gigatoken.gigatoken_rs import load_hf_json
 
             plain = self._plain_specials
-            self._fast = load_hf_json((without_special_tokens(self._json) if plain else self._json).decode())
+            self._fast = load_hf_json((without_special(self._json) if plain else self._json).decode())
             self._fast.encode(b"a")  # what is made for the first text is there from the start
         else:
             self._encode_exactly([])
@@ -141,7 +141,7 @@ class Encoder:
             import tokenizers
 
             is_unigram = self._plain_specials and isinstance(json.loads(self._json)["model"].get("vocab"), list)
-            loaded = without_special_pieces(self._json) if is_unigram else self._json
+            loaded = without_special(self._json, pieces=True) if is_unigram else self._json
             self._huggingface = tokenizers.Tokenizer.from_str(loaded.decode())
             self._huggingface.encode_special_tokens = self._plain_specials
             release()
@@ -181,18 +181,14 @@ def encode_each(encoder: Encoder, texts: Sequence[str] | Sequence[bytes]) -> lis
     return [flat[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 
-def without_special_tokens(tokenizer_json: bytes) -> bytes:
-    """The same tokenizer, for which the text of a special token is text like any other."""
-    tokenizer = json.loads(tokenizer_json)
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
-    return json.dumps(tokenizer, ensure_ascii=False).encode()
-
-
-def without_special_pieces(tokenizer_json: bytes) -> bytes:
-    """The same Unigram tokenizer, whose special pieces have names that no text holds."""
+def without_special(tokenizer_json: bytes, *, pieces: bool = False) -> bytes:
+    """The same tokenizer, for which the text of a special token is text like any other. `pieces`: those of a Unigram
+    tokenizer get names that no text holds."""
     tokenizer = json.loads(tokenizer_json)
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
-    pieces = enumerate(tokenizer["model"]["vocab"])
-    tokenizer["model"]["vocab"] = [[f"\ufdd0{n}" if n in special else piece, score] for n, (piece, score) in pieces]
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
+    if pieces:
+        vocab = tokenizer["model"]["vocab"]
+        for number in special:
+            vocab[number][0] = f"\ufdd0{number}"
     return json.dumps(tokenizer, ensure_ascii=False).encode()

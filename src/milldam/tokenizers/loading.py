@@ -1,7 +1,7 @@
 """A user's word for a tokenizer -> the one form that everything else uses: the text of a tokenizer.json.
 
-Takes a folder, a file (tokenizer.json, vocab.json with merges.txt, a BERT vocab.txt, a sentencepiece .model) or a Hub
-name that is cached or can be reached. Truncation, padding and dropout that a file carries are taken out: they would
+Takes a folder, a file (tokenizer.json, vocab.json with merges.txt, a BERT vocab.txt) or a Hub name that is cached or
+can be reached. Truncation, padding and dropout that a file carries are taken out: they would
 change ids in silence.
 
 Which tokens begin and end a document: found in the files beside the tokenizer, or by their usual names.
@@ -20,11 +20,11 @@ from milldam.input_files import nearby, why_no_hub
 
 _ACCEPTED = (
     "Give a folder with tokenizer.json, the file itself, vocab.json + merges.txt, a BERT vocab.txt, "
-    "a sentencepiece .model, or a Hub name such as openai-community/gpt2."
+    "or a Hub name such as openai-community/gpt2."
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json", "config.json")
-_GENERAL_NAMES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model")
+_NAMES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
 """A file of such a name is called after its folder."""
 
 
@@ -73,30 +73,58 @@ def read_tokenizer(spec: str) -> Tokenizer:
     """Find and convert."""
     path = Path(spec).expanduser()
     if path.is_dir():
-        names = ("tokenizer.json", "vocab.json", "vocab.txt")
-        files = [path / name for name in names if (path / name).is_file()] or sorted(path.glob("*.model"))
-        if not files or (files[0].suffix == ".model" and len(files) > 1):
+        files = [path / name for name in _NAMES[:3] if (path / name).is_file()]
+        if not files:
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
             raise InputError(f"{path}: no tokenizer in this folder (found {found}).\n{_ACCEPTED}")
         name, path = path.name, files[0]
     elif path.is_file():
-        name = path.resolve().parent.name if path.name in _GENERAL_NAMES else path.name
-    elif path.suffix in (".json", ".txt", ".model") or not _HUB_NAME.fullmatch(spec):
+        name = path.resolve().parent.name if path.name in _NAMES else path.name
+    elif path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
         raise InputError(f"{spec}: no such tokenizer file or folder.{nearby(spec)}\n{_ACCEPTED}")
     else:
         name, path = spec, _from_hub(spec)
+    if path.suffix in (".model", ".tiktoken"):
+        convert = "transformers makes one of it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)."
+        raise InputError(f"{path}: needs a tokenizer.json. {convert}")
     try:
-        if path.suffix in (".txt", ".model") or path.name == "vocab.json":
-            from milldam.tokenizers.conversion import convert
-
-            text = convert(path)
+        if path.name in ("vocab.json", "merges.txt"):
+            text = _from_vocab_and_merges(path)
         else:
-            text = path.read_text(encoding="utf-8")
+            text = _from_wordpiece(path) if path.suffix == ".txt" else path.read_text(encoding="utf-8")
     except InputError:
         raise
     except Exception as error:  # of whatever a file may hold, and of HF tokenizers, which has no type of its own
         raise InputError(f"{path}: can't be read as a tokenizer ({error}).\n{_ACCEPTED}") from None
     return Tokenizer(name, text, read_named_tokens(path.parent), spec)
+
+
+def _from_vocab_and_merges(path: Path) -> str:
+    """GPT-2's pair of files: byte-level BPE with GPT-2's split rule."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    vocab_path, merges_path = path.with_name("vocab.json"), path.with_name("merges.txt")
+    for needed in (vocab_path, merges_path):
+        if not needed.is_file():
+            raise InputError(f"{path}: {needed.name} is missing beside it; both are needed.")
+    tokenizer = ByteLevelBPETokenizer(str(vocab_path), str(merges_path))
+    specials = ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>")
+    tokenizer.add_special_tokens([token for token in specials if tokenizer.token_to_id(token) is not None])
+    return str(tokenizer.to_str())
+
+
+def _from_wordpiece(path: Path) -> str:
+    """A BERT vocab.txt. Lower case when tokenizer_config.json beside it says so, else when no entry has a capital."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokens = path.read_bytes().decode("utf-8").split("\n")
+    if "[UNK]" not in (token.removesuffix("\r") for token in tokens):
+        raise InputError(f"{path}: no [UNK] entry, so this is not a BERT vocabulary.")
+    config = path.with_name("tokenizer_config.json")
+    lowercase = json.loads(config.read_bytes()).get("do_lower_case") if config.is_file() else None
+    if not isinstance(lowercase, bool):
+        lowercase = not any(token != token.lower() for token in tokens if not token.startswith("["))
+    return str(BertWordPieceTokenizer(str(path), lowercase=lowercase).to_str())
 
 
 def _from_hub(name: str) -> Path:

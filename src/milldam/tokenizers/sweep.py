@@ -24,24 +24,16 @@ from milldam.memory import keep_arrow_lean, release
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ranges, encode_each
 
 _CONTEXTS = (("  ", "'s"), ("a\u0345", "\u0334"))
-_COMPOSED = {
-    0x105D2: (0x307,),
-    0x105DA: (0x307,),
-    0x11382: (0x113C9,),
-    0x11384: (0x113BB,),
-    0x1138B: (0x113C2, 0x113C5, 0x113C7, 0x113C8),
-    0x11390: (0x113C9,),
-    0x113C2: (0x113C2, 0x113B8, 0x113C9),
-    0x11935: (0x11930,),
-    0x1611E: (0x1611E, 0x1611F, 0x16120, *range(0x16121, 0x1612A)),
-    0x16121: (0x1611F, 0x16120),
-    0x16122: (0x1611F,),
-    0x16129: (0x1611F,),
-    0x16D63: (0x16D67, 0x16D68),
-    0x16D67: (0x16D67, 0x16D68),
-    0x16D69: (0x16D67,),
-}
-"""What NFC joins to a character since Unicode 13 and 16; older pairs are in Python's tables."""
+_COMPOSED = (
+    "\U000105d2\u0307 \U000105da\u0307 \U00011382\U000113c9 \U00011384\U000113bb \U0001138b\U000113c2 "
+    "\U0001138b\U000113c5 \U0001138b\U000113c7 \U0001138b\U000113c8 \U00011390\U000113c9 \U000113c2\U000113c2 "
+    "\U000113c2\U000113b8 \U000113c2\U000113c9 \U00011935\U00011930 \U0001611e\U0001611e \U0001611e\U0001611f "
+    "\U0001611e\U00016120 \U0001611e\U00016121 \U0001611e\U00016122 \U0001611e\U00016123 \U0001611e\U00016124 "
+    "\U0001611e\U00016125 \U0001611e\U00016126 \U0001611e\U00016127 \U0001611e\U00016128 \U0001611e\U00016129 "
+    "\U00016121\U0001611f \U00016121\U00016120 \U00016122\U0001611f \U00016129\U0001611f \U00016d63\U00016d67 "
+    "\U00016d63\U00016d68 \U00016d67\U00016d67 \U00016d67\U00016d68 \U00016d69\U00016d67"
+)
+"""Pairs that NFC joins since Unicode 13 and 16; older ones are in Python's tables."""
 _TRIED = (
     *((1, 0x3500), (0x3500, 0x4D00, 16), (0x4D00, 0x4F00), (0x4F00, 0x9E00, 16), (0x9E00, 0xAD00)),
     *((0xAD00, 0xD700, 16), (0xD700, 0xD800), (0xE000, 0xF800, 64), (0xF800, 0x20000), (0x20000, 0x2A600, 16)),
@@ -82,8 +74,7 @@ def differing_characters(tokenizer_json: str, *, plain_specials: bool, normalize
     tried = [(one, f"{before}{chr(one)}{after}") for before, after in contexts for one in near.tolist()]
     if normalizes:
         composed = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
-        recent = (chr(one) + chr(next) for one, joined in _COMPOSED.items() for next in joined)
-        pairs = [*sorted(pair for pair in composed if len(pair) > 1), *recent]
+        pairs = [*sorted(pair for pair in composed if len(pair) > 1), *_COMPOSED.split(" ")]
         # The last one in Unicode's order is the rarest: what is joined to many others stays with the fast encoder.
         tried += [(ord(max(pair)), f"a{pair}") for pair in pairs]
     found = {one for (one, _), differs in zip(tried, differ([text for _, text in tried]), strict=True) if differs}

@@ -34,11 +34,6 @@ _LONG_WORD = rf"(\S{{{_LONGEST_WORD}}})"
 _CHECKED_BYTES = 1 << 20
 # About what the pre-tokenizer splits at: enough to count words by.
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
-_ROLES = {
-    "bos_token": re.compile(r"bos|begin|startof|start_of|^<s>$", re.IGNORECASE),
-    "pad_token": re.compile(r"pad", re.IGNORECASE),
-    "unk_token": re.compile(r"unk", re.IGNORECASE),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +111,10 @@ def train_tokenizer(
     checked_bytes, saved = sum(len(text.encode()) for text in sample.checked), str(tokenizer.to_str()).encode()
     with explain_os_errors(out / "tokenizer.json"):
         out.mkdir(parents=True, exist_ok=True)
+    roles = {"eos_token": special_tokens[0], "additional_special_tokens": special_tokens[1:]}
+    facts = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_file(out / "tokenizer_config.json", json_bytes(roles | facts))
     # Last what makes the folder a tokenizer.
-    write_file(out / "tokenizer_config.json", json_bytes(_named_tokens(special_tokens)))
     write_file(out / "tokenizer.json", saved)
     return TrainedTokenizer(
         out,
@@ -178,16 +175,3 @@ def bounded_texts(texts: pa.LargeStringArray) -> list[str]:
     cut = pc.replace_substring_regex(texts.filter(long), _LONG_WORD, "\\1\n").to_pylist()
     pieces = [text[at : at + _LONGEST_TEXT] for text in cut for at in range(0, len(text), _LONGEST_TEXT)]
     return [*texts.filter(pc.invert(long)).to_pylist(), *pieces]
-
-
-def _named_tokens(special: tuple[str, ...]) -> dict[str, Any]:
-    """What tokenizer_config.json says, so that others find the roles of special tokens."""
-    eos, *others = special
-    found = {role: next((token for token in others if pattern.search(token)), None) for role, pattern in _ROLES.items()}
-    named = {"eos_token": eos} | {role: token for role, token in found.items() if token is not None}
-    rest = [token for token in others if token not in named.values()]
-    return named | {
-        "additional_special_tokens": rest,
-        "clean_up_tokenization_spaces": False,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -130,9 +129,6 @@ class MegatronFile(ForeignFile):
             raise IndexError(f"document {number} of {len(self):,} documents")
         begin, end = self.index.extent(wanted)
         return self._mapped[begin:end]
-
-    def __iter__(self) -> Iterator[TokenArray]:
-        return (self[number] for number in range(len(self)))
 
     def _facts(self) -> str:
         return f"{len(self):,} documents, {super()._facts()}"

@@ -414,7 +414,10 @@ class MixedOrder(Order):
         if version != _STATE_VERSION:
             raise MismatchError(f"{_STATE_NAME}, of version {version}; this milldam reads version {_STATE_VERSION}.")
         loaded: _State = checked(_State, state, _STATE_NAME)
-        weights, began = shares_of([Fraction(weight) for weight in loaded["weights"]]), loaded["began"]
+        try:
+            weights, began = shares_of([Fraction(weight) for weight in loaded["weights"]]), loaded["began"]
+        except (ValueError, ZeroDivisionError):
+            raise StoreError(f"{_STATE_NAME}: damaged: its weights are no fractions.") from None
         if {len(weights), len(loaded["drawn"]), len(loaded["orders"])} != {len(self._orders)} or began > place:
             raise StoreError(f"{_STATE_NAME}: damaged: it is not that of these sources at sample {place:,}.")
         before = np.array(loaded["drawn"], np.int64)

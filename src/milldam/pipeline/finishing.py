@@ -27,7 +27,7 @@ from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally, sums
+from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
@@ -247,7 +247,6 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
 
 def _summary(out: Path, manifest: Manifest) -> TextSummary:
     """A summary from the manifest alone: its facts, and the sums over its shards."""
-    splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
@@ -258,7 +257,7 @@ def _summary(out: Path, manifest: Manifest) -> TextSummary:
         "damaged_files": manifest.damaged_files,
         "flow": tally.flow(),
         "sources": manifest.sources,
-        "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
+        "splits": manifest.counts_by_split,
         "text_columns": text_columns(manifest.settings),
         "packing": {},
     }

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from milldam import __version__
 from milldam.checked import checked, parse_json
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     import mmap
 
     from milldam.stores.place import Place
-    from milldam.stores.table.manifest import TableManifest
-    from milldam.stores.tokens.manifest import Manifest
-
-StoreManifest: TypeAlias = "Manifest | TableManifest"
-"""Both have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
 
 
 class _FileRecord(TypedDict):
@@ -101,14 +96,15 @@ class Kind:
         return value
 
     def read(self, place: Place) -> Any:
-        """The manifest of a store, wherever it lies: a `StoreManifest`."""
+        """The manifest of a store, wherever it lies. Each kind has settings, input, totals, fingerprint, shards and
+        files(): every file with its size and hash, in order."""
         data = place.manifest(self.manifest)
         if data is None:
             raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
         return self.parse(data, f"{place.name}/{self.manifest}")
 
     def parse(self, data: bytes | mmap.mmap, path: str | Path) -> Any:
-        """A `StoreManifest` from its text, each field checked."""
+        """The same from its text, each field checked."""
         shape = getattr(import_module(f"milldam.stores.{self.name}.manifest"), self.shape)
         manifest = checked(shape, self.facts(data, path), path)
         # It must not make us open files elsewhere, nor exports write there.

@@ -201,7 +201,7 @@ class Table:
         path = self.path / self._files[number].name
         return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
 
-    def _rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
+    def rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
         """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
         each batch is checked whole when a row of it is first asked for."""
         import pyarrow as pa
@@ -268,7 +268,7 @@ class Table:
             number = bisect.bisect_right(self._ends, begin)
             start = self._ends[number - 1] if number else 0
             stop = min(end, self._ends[number])
-            found.append(self._rows_of(number, begin - start, stop - begin))
+            found.append(self.rows_of(number, begin - start, stop - begin))
             begin = stop
         return pa.concat_tables(found)
 
@@ -314,7 +314,7 @@ class Table:
 
 def _reopen_same(place: Folder, fingerprint: str) -> Table:
     """In another process: the table may have been replaced meanwhile."""
-    return Table(same_generation(place, fingerprint, lambda one: TABLE.read(one).fingerprint))
+    return Table(same_generation(place, TABLE, fingerprint))
 
 
 def _known(names: list[str], wanted: Sequence[str] | None) -> list[str]:

@@ -12,7 +12,7 @@ that a weight repeats counts each time. Size: a number a reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,6 @@ class Shard:
         return {ending: record for ending, record in known if record is not None}
 
 
-def sums(shards: Iterable[Shard]) -> dict[str, int]:
-    """How many shards, documents, tokens, bytes and characters of text there are."""
-    counted = dict.fromkeys(("shards", "documents", "tokens", "text_bytes", "characters"), 0)
-    for shard in shards:
-        for name in counted:
-            counted[name] += getattr(shard, name, 1)
-    return counted
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     dtype: TokenDtype
@@ -137,7 +128,18 @@ class Manifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        return sums(self.shards)
+        names = ("documents", "tokens", "text_bytes", "characters")
+        return {"shards": len(self.shards)} | {name: sum(getattr(one, name) for one in self.shards) for name in names}
+
+    @property
+    def counts_by_split(self) -> dict[str, dict[str, int]]:
+        """Documents and tokens of each split, in order."""
+        counted: dict[str, dict[str, int]] = {}
+        for shard in self.shards:
+            of_split = counted.setdefault(shard.split, {"documents": 0, "tokens": 0})
+            of_split["documents"] += shard.documents
+            of_split["tokens"] += shard.tokens
+        return counted
 
     @property
     def tally(self) -> Tally:

@@ -33,14 +33,13 @@ class Tokens:
     """Which of the texts that were encoded each piece comes from."""
     spans: Spans | None = None
     """The trained stretches of each document; none is open then."""
-    documents_each: int = 1
-    """So many documents stay together: the two of a pair."""
 
     def pieces(self, first: int, stop: int) -> Tokens:
         """The pieces from `first` up to `stop`."""
         begin, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
         is_open = self.open and stop >= len(self.lengths)
-        spans = None if self.spans is None else self.spans.between(first, stop)
+        numbers = np.arange(len(self.lengths))
+        spans = None if self.spans is None else self.spans.only((numbers >= first) & (numbers < stop))
         return replace(self, flat=self.flat[begin:end], lengths=self.lengths[first:stop], open=is_open, spans=spans)
 
     def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:

@@ -372,7 +372,6 @@ def arrow_file(task: Task) -> Path:
 
 CONTENDERS = {
     "milldam": milldam_with(),
-    "milldam-reused": milldam_with(copy=False),
     "milldam-prefetch": milldam_with(prefetch=4),
     "milldam-map": milldam_with(read="map"),
     "milldam-pread": milldam_with(read="pread"),

@@ -187,7 +187,7 @@ class SimulatedJob(engine.Job[TextSummary]):
 
     def stages(self, run: Session) -> Iterator[engine.Stage]:
         folder = run.folder
-        self._records = SimulatedRecords(folder.journal, "records.jsonl", folder.out, folder.units.keys())
+        self._records = SimulatedRecords(folder, "records.jsonl", folder.units.keys())
         self._records.killed_at, self._records.clock = self._killed_at, self._clock
         self._clock("records")
         some = itertools.islice(self._records.pending(), self._most)

@@ -15,6 +15,12 @@ limit at its budget plus --headroom, since page cache counts, too.
 
     python benchmarks/mapping.py --python /tmp/bench/hfd/bin/python --json benchmarks/results/mapping.json
     python benchmarks/mapping.py --num_files 45 --python /tmp/bench/hfd/bin/python           100 MB, to try
+
+With --rows SIZE ordinary rows of that size instead (mapping_rows.py, about four times the bytes come out), by
+`milldam map` and by `datasets.map` with as many processes, each in a cgroup with the limit of milldam's budget and
+--headroom:
+
+    python benchmarks/mapping.py --rows 400MB --headroom 78MB --python .venv/bin/python
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import random
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field
@@ -89,6 +96,35 @@ def run_milldam(arguments: argparse.Namespace, documents: Path, mode: str) -> Ru
     limit = parse_size(arguments.memory) + arguments.headroom
     found = run([*command, "--num_proc", str(arguments.workers)], arguments.folder, limit)
     return Run(found.peak_bytes, found.seconds, found.exit_status, found.oom_kills, json_in(read_if_there(said)))
+
+
+def compare_rows(arguments: argparse.Namespace) -> list[str]:
+    """A line for each, in a cgroup of one limit: seconds, the kernel's peaks, kills."""
+    source, rows = arguments.folder / "rows.jsonl", HERE.with_name("mapping_rows.py")
+    words = ["river", "mill", "of", "the", "stone", "water", "a", "bounded", "runs", "evenly"]
+    rng, written = random.Random(0), 0
+    with source.open("w") as file:
+        while written < arguments.rows:
+            text = " ".join(rng.choices(words, k=rng.randint(50, 500)))
+            written += file.write(json.dumps({"id": written, "text": text}) + "\n")
+    out, cache, limit = arguments.folder / "table", arguments.folder / "cache", parse_size(arguments.memory)
+    limit += arguments.headroom
+    milldam = [sys.executable, "-m", "milldam", "map", f"{rows}:split_words", str(source), "-o", str(out), "--json"]
+    milldam += ["--memory", arguments.memory, "--workers", str(arguments.workers)]
+    commands = {"milldam": milldam}
+    if arguments.python:
+        commands["datasets"] = [arguments.python, str(rows), str(source), str(cache), str(arguments.workers)]
+    lines = ["| | seconds | peak anonymous | peak charged | kills | rows | bytes |", "|---|---|---|---|---|---|---|"]
+    for name, command in commands.items():
+        for folder in (out, cache):
+            shutil.rmtree(folder, ignore_errors=True)
+        report = measure(["/bin/sh", "-c", TO_FILES, str(arguments.folder), *command], limit)
+        said = json_in((arguments.folder / "stdout").read_text(errors="replace"))
+        count, size = said.get("rows", said.get("counts", {}).get("rows")), said.get("bytes", said.get("output_bytes"))
+        peaks = f"{megabytes(report.cgroup_peak_bytes)} | {megabytes(report.charged_peak_bytes or 0)}"
+        ended = f"{report.oom_kills}" + (f", exit status {report.exit_status}" if report.exit_status else "")
+        lines.append(f"| {name} | {report.wall_seconds:.0f} | {peaks} | {ended} | {count} | {size} |")
+    return lines
 
 
 def read_if_there(path: Path) -> str:
@@ -170,6 +206,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer_shards", type=int, default=16, help="datasets maps the first so many of the 16 shards")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench/mapping"))
+    parser.add_argument("--rows", type=parse_size, help="ordinary rows of this size instead, and what comes of them")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     return parser.parse_args()
 
@@ -178,6 +215,9 @@ def main() -> None:
     arguments = parse_arguments()
     end_on_terminate()
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.rows:
+        print("\n".join([*heading(machine()), "", *compare_rows(arguments)]))
+        return
     documents = make_documents(arguments.folder, arguments.num_files)
     size = sum(path.stat().st_size for path in documents.glob("*.jsonl"))
     wanted = [name for name in CONTENDERS if name in arguments.only and (name != "datasets" or arguments.python)]

@@ -70,7 +70,6 @@ def compared(store: Store, device: torch.device) -> Iterator[tuple[str, bool]]:
         "windows": lambda: store.windows(1024).batches(16, seed=SEED),
         "windows, form hf": lambda: store.windows(1024, form="hf").batches(16, seed=SEED),
         "windows, reading ahead": lambda: store.windows(128).batches(64, seed=SEED, prefetch=2),
-        "windows, copy=False": lambda: store.windows(128).batches(64, seed=SEED, copy=False),
         "packed": lambda: store.packed(1024).batches(16, seed=SEED),
     }
     for name, made in kinds.items():

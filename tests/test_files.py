@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xxhash
 from hypothesis import given
@@ -18,11 +19,9 @@ from tests.kit.jobs import TOKENIZER, run_milldam, small_disk, write_corpus
 from milldam import files
 from milldam.errors import ResourceError
 from milldam.files import (
-    FileSink,
     NewFile,
     commit_together,
     hash_bytes,
-    hash_file,
     remove_temporaries,
     stays_in_folder,
     write_file,
@@ -97,22 +96,13 @@ def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "a.bin", "notes.tmp"]
 
 
-@given(data=st.binary(max_size=300))
-def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, data: bytes) -> None:
-    """Reading in blocks gives the hash of the whole."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_CHUNK", 7)
-        (tmp_path / "a").write_bytes(data)
-        assert hash_file(tmp_path / "a") == xxhash.xxh3_128(data).hexdigest()
-
-
 def test_a_file_that_may_not_grow_so_large_is_a_resource_error(tmp_path: Path) -> None:
     """`ulimit -f`, and file systems that hold no large files: the command names the file and what to do."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", 300_000).path
     asked = ("tokenize", corpus, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--workers", 1)
     limited = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
     said = run_milldam(*asked, code=4, preexec_fn=limited).stderr
-    assert "files may not be that large here" in said and "run the same command again" in said
+    assert "EFBIG" in said and "run the same command again" in said
     assert "bug" not in said
     run_milldam(*asked)
 
@@ -133,8 +123,7 @@ def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> Non
     [
         ((errno.ENOSPC, errno.EDQUOT), r"disk is full: .*a\.bin(.|\n)*run the same command again"),
         ((errno.EACCES, errno.EPERM, errno.EROFS), r"not writable .*Choose another"),
-        ((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), r"a\.bin: .*\((.|\n)*(again|choose)"),
-        ((errno.ENOMEM, errno.ENOLCK, errno.EBUSY), r"a\.bin: .*\((.|\n)*(again|choose)"),
+        ((errno.EIO, errno.ESTALE, errno.ENOMEM, errno.ENOLCK), r"a\.bin: .*\((.|\n)*run the same command again"),
     ],
 )
 def test_errors_of_the_system_say_where_and_what_to_do(tmp_path: Path, numbers: tuple[int, ...], message: str) -> None:
@@ -186,12 +175,12 @@ def test_a_name_that_stays_in_a_folder_leads_to_a_file_of_it(name: str) -> None:
     assert not stays_in_folder(None)
 
 
-def test_a_sink_writes_to_the_file_and_commits_nothing(tmp_path: Path) -> None:
+def test_a_library_writes_to_a_file_and_commits_nothing(tmp_path: Path) -> None:
     """What pyarrow closes is still to be committed by whoever made the file."""
     with NewFile(tmp_path / "a") as new:
-        with FileSink(new) as sink:
-            assert sink.write(np.arange(3, dtype=np.uint16)) == 6
-            assert sink.tell() == 6
+        with pa.PythonFile(new, mode="w") as file:
+            assert file.write(np.arange(3, dtype=np.uint16)) == 6
+            assert file.tell() == 6
         assert not (tmp_path / "a").exists()
         new.commit()
     assert (tmp_path / "a").read_bytes() == np.arange(3, dtype=np.uint16).tobytes()

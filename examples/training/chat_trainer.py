@@ -18,7 +18,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import milldam
-from milldam.torch import MapDataset
 
 
 def parse() -> argparse.Namespace:
@@ -56,7 +55,7 @@ def main() -> None:
         seed=1,
     )
     torch.manual_seed(1)
-    trainer = Trainer(model=LlamaForCausalLM(shape), args=settings, train_dataset=MapDataset(samples))
+    trainer = Trainer(model=LlamaForCausalLM(shape), args=settings, train_dataset=samples)
     trainer.train(resume_from_checkpoint=options.resume)
     for entry in trainer.state.log_history:
         if "loss" in entry:

@@ -16,7 +16,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import milldam
-from milldam.torch import MapDataset
 
 
 def parse() -> argparse.Namespace:
@@ -35,7 +34,7 @@ def main() -> None:
     options = parse()
     store = milldam.open(options.store)
     parts = store.split(train=0.9, val=...)
-    train, val = (MapDataset(part.windows(options.seq_len, form="hf")) for part in parts.values())
+    train, val = (part.windows(options.seq_len, form="hf") for part in parts.values())
     shape = GPT2Config(
         vocab_size=store.vocab_size, n_positions=options.seq_len, n_embd=64, n_layer=2, n_head=2,
         bos_token_id=None, eos_token_id=None,

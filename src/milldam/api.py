@@ -54,26 +54,29 @@ class TextOptions(TypedDict, total=False):
     encoder: Encoder
 
 
+class TokenizeOptions(TextOptions, total=False):
+    """The other options of `tokenize`."""
+
+    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]]
+    limit: int | None
+    executor: Executor
+    address: str | None
+    overwrite: bool
+
+
+class StoreOptions(TypedDict, total=False):
+    """How a store is opened: a split of it; at an address, the cache of its shards and options for fsspec."""
+
+    split: str | None
+    cache: str | int | None
+    cache_dir: str | Path | None
+    storage_options: Mapping[str, object] | None
+
+
 @overload
-def open(
-    path: str | Path,
-    *,
-    kind: Literal["tokens"] | None = None,
-    split: str | None = None,
-    cache: str | int | None = None,
-    cache_dir: str | Path | None = None,
-    storage_options: Mapping[str, object] | None = None,
-) -> Store: ...
+def open(path: str | Path, *, kind: Literal["tokens"] | None = None, **options: Unpack[StoreOptions]) -> Store: ...
 @overload
-def open(
-    path: str | Path,
-    *,
-    units: Literal[True],
-    split: str | None = None,
-    cache: str | int | None = None,
-    cache_dir: str | Path | None = None,
-    storage_options: Mapping[str, object] | None = None,
-) -> Feed: ...
+def open(path: str | Path, *, units: Literal[True], **options: Unpack[StoreOptions]) -> Feed: ...
 @overload
 def open(
     path: str | Path | Sequence[str | Path],
@@ -235,29 +238,7 @@ def tokenize(
     out: str | Path,
     *,
     tokenizer: str | Path,
-    text_column: str | None = None,
-    documents: Documents = "file",
-    separator: str | None = None,
-    input_format: InputFormat | None = None,
-    bos: str = "none",
-    eos: str = "auto",
-    special_text: SpecialText = "special",
-    invalid_utf8: InvalidUtf8 = "reject",
-    max_document_bytes: str | int = "32MiB",
-    strict: bool = False,
-    chat: bool | Mapping[str, object] = False,
-    chat_template: str | Path | None = None,
-    chat_form: ChatForm | None = None,
-    train_on: str | Sequence[str] | None = None,
-    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]] = (),
-    limit: int | None = None,
-    shard_size: str | int | None = None,
-    memory: str | int | None = None,
-    workers: int | None = None,
-    encoder: Encoder = "auto",
-    executor: Executor = "local",
-    address: str | None = None,
-    overwrite: bool = False,
+    **options: Unpack[TokenizeOptions],
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
@@ -272,7 +253,6 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
-    options = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import run_checked, tokenize_config
 
     with _as_paths(inputs, Path(in_home(out))) as paths:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -170,49 +169,12 @@ class WorkerError(MilldamError):
 
 # ---- errors of the operating system ----
 
-_AGAIN = "Everything finished so far is safe. {} and run the same command again."
-_REFUSALS: dict[tuple[int, ...], tuple[type[MilldamError], str]] = {
-    (errno.ENOSPC, errno.EDQUOT): (
-        ResourceError,
-        "The disk is full: {path} could not be written.\n" + _AGAIN.format("Free some space"),
-    ),
-    (errno.EFBIG,): (
-        ResourceError,
-        "{path} could not be written: files may not be that large here (a limit of ulimit -f, or of the file system)."
-        "\n" + _AGAIN.format("Raise the limit, or choose another place,"),
-    ),
-    (
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    ): (
-        ResourceError,
-        "{path}: the network, or the server of its file system, does not answer ({error}).\n"
-        + _AGAIN.format("Wait until it does,"),
-    ),
-    (errno.ENOMEM,): (
-        ResourceError,
-        "{path}: the system has no memory left ({error}).\n"
-        + _AGAIN.format("End other programs, or use fewer workers,"),
-    ),
-    (errno.ENOLCK,): (
-        ResourceError,
-        "{path}: can't be locked ({error}). On NFS, start its lock service, or choose a folder on another file system.",
-    ),
-    (errno.EMFILE, errno.ENFILE): (
-        ResourceError,
-        "{path}: can't be opened ({error}).\n" + _AGAIN.format("Raise the limit of open files (ulimit -n)"),
-    ),
-    (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR): (
-        ConfigError,
-        "{path}: can't be made ({error}). Choose another place.",
-    ),
-    (errno.ENOENT,): (InputError, "{path}: not there, or removed meanwhile ({error}). Put it back, or name another."),
-    (errno.EACCES, errno.EPERM, errno.EROFS): (
-        ResourceError,
-        "{path}: permission denied ({error}). Change its permissions, or name another.",
-    ),
-}
-_OTHER = "{path}: the disk or its file system reports an error ({error}).\n" + _AGAIN.format("See `dmesg`,")
+_REFUSALS: tuple[tuple[set[int], type[MilldamError], str], ...] = (
+    ({errno.ENOSPC, errno.EDQUOT}, ResourceError, "The disk is full: {path} could not be written."),
+    ({errno.EACCES, errno.EPERM, errno.EROFS}, ResourceError, "{path} is not writable or readable ({error})."),
+    ({errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR}, ConfigError, "{path}: can't be made ({error})."),
+    ({errno.ENOENT}, InputError, "{path}: not there, or removed meanwhile ({error})."),
+)
 
 
 def os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> MilldamError:
@@ -225,8 +187,13 @@ def os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> Mill
     found = path or error.filename2 or error.filename
     where = os.fsdecode(found) if isinstance(found, str | bytes | os.PathLike) else "A file of this command"
     number = error.errno or 0
-    kind, message = next((one for numbers, one in _REFUSALS.items() if number in numbers), (ResourceError, _OTHER))
-    return kind(message.format(path=where, error=f"{error.strerror}, {errno.errorcode.get(number, number)}"))
+    other: tuple[Any, type[MilldamError], str] = (None, ResourceError, "{path}: the system reports an error ({error}).")
+    numbers, kind, message = next((one for one in _REFUSALS if number in one[0]), other)
+    message = message.format(path=where, error=f"{error.strerror}, {errno.errorcode.get(number, number)}")
+    if numbers is not None and errno.ENOSPC not in numbers:
+        return kind(f"{message} Choose another place, or change it.")
+    cause = "Remove the cause" if numbers is None else "Free some space"
+    return kind(f"{message}\nEverything finished so far is safe. {cause} and run the same command again.")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -240,24 +207,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a mistyped one is near to, or has all letters or all parts in common with; else None.
+    """The known word that a mistyped one is near to, or that has all of its parts; else None.
 
     >>> nearest("treshold", ["threshold"]), nearest("vla", ["val"]), nearest("num_workers", ["workers"])
     ('threshold', 'val', 'workers')
     >>> nearest("npz", ["npy"]), nearest("shuffle", ["buffer"])
     ('npy', None)
     """
-
-    def parts(word: str) -> set[str]:
-        return set(re.findall(r"[^\W_]+", word.lower())) or {word}
-
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.75)
-    if not near:
-        # In short words one letter is too much of the whole to be near otherwise.
-        alike = [name for name in names if parts(word) <= parts(name) or parts(name) <= parts(word)]
-        alike += [name for name in names if sorted(name) == sorted(word)]
-        short = [name for name in names if 3 <= len(name) == len(word)]
-        alike += [name for name in short if sum(a != b for a, b in zip(name, word, strict=True)) == 1]
-        near = difflib.get_close_matches(word, alike, n=1, cutoff=0.0)
-    return near[0] if near else None
+    names, parts = list(known), set(word.lower().replace("-", "_").split("_"))
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.75 if len(word) > 4 else 0.65)
+    alike = [name for name in names if not parts.isdisjoint(name.lower().split("_"))] if "_" in word else []
+    return next(iter(near + alike), None)

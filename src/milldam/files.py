@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fnmatch
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -40,14 +41,15 @@ _NUMBERS = itertools.count()
 _ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
 
 
-class NewFile:
+class NewFile(io.RawIOBase):
     """A file that appears under its name only when it is committed.
 
     with NewFile(path) as new:
         new.write(b"...")
         record = new.commit()     # {"bytes": 3, "xxh3": "..."}
 
-    Left without a commit, it is removed.
+    Left without a commit, it is removed. pyarrow and others write to it, from begin to end; their closing it commits
+    nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +63,13 @@ class NewFile:
         with explain_os_errors(path):
             self._file = self._temporary.open("wb", buffering=0)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._hash.update(view)
         self.size += len(view)
@@ -71,6 +79,7 @@ class NewFile:
             if (start_writing := _load_sync_file_range()) is not None:
                 start_writing(self._file.fileno(), self._begun, self.size - self._begun, _SYNC_FILE_RANGE_WRITE)
             self._begun = self.size
+        return view.nbytes
 
     @property
     def record(self) -> dict[str, Any]:
@@ -114,24 +123,6 @@ def commit_together(files: dict[str, NewFile]) -> dict[str, dict[str, Any]]:
         with explain_os_errors(path):
             sync_folder(path.parent)
     return records
-
-
-class FileSink(io.RawIOBase):
-    """A `NewFile` as pyarrow and others write to it, from begin to end. Closing it commits nothing."""
-
-    def __init__(self, new: NewFile) -> None:
-        self._new = new
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._new.write(view)
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self._new.size
 
 
 def stays_in_folder(name: object, *, hidden: bool = True) -> bool:
@@ -199,10 +190,8 @@ def file_blocks(path: Path) -> Iterator[bytes]:
 
 def hash_file(path: Path) -> str:
     """The xxh3 of a file's bytes, read in blocks."""
-    digest = xxhash.xxh3_128()
-    for block in file_blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def hash_bytes(data: bytes) -> str:
@@ -217,32 +206,22 @@ def remove_temporaries(folder: Path) -> None:
 def names_matching(folder: Path, *patterns: str) -> Iterator[str]:
     """Names of a folder that match one of some shell patterns, as they come: none of a million others is held."""
     matches = re.compile("|".join(map(fnmatch.translate, patterns))).match
-    # Most of a store's names are told apart by how they begin, and there may be millions.
-    begins = tuple(re.split(r"[*?\[]", pattern)[0] for pattern in patterns)
     try:
         with os.scandir(folder) as entries:
-            names = (entry.name for entry in entries)
-            yield from (name for name in names if name.startswith(begins) and matches(name))
+            yield from (entry.name for entry in entries if matches(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
 
 
 def remove_matching(folder: Path, *patterns: str) -> None:
     """Remove the files of a folder that match one of some shell patterns, however many there are."""
-    is_clear = False
-    while not is_clear:  # a file system may pass over names while others are removed
-        is_clear = True
-        for name in names_matching(folder, *patterns):
-            is_clear = False
+    while names := list(itertools.islice(names_matching(folder, *patterns), 10_000)):
+        for name in names:
             (folder / name).unlink(missing_ok=True)
 
 
 def in_home(path: str | Path) -> str:
-    """A path as the user named it, `~/...` in his home: the one place where that is looked up.
-
-    >>> in_home("corpus.jsonl"), in_home("~/corpus.jsonl").startswith("~")
-    ('corpus.jsonl', False)
-    """
+    """A path as the user named it, `~/...` in his home: the one place where that is looked up."""
     return os.path.expanduser(path)
 
 
@@ -287,15 +266,11 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         named = Path(error.filename) if isinstance(error.filename, str) else path
         if error.errno is None or not (path.is_relative_to(named) or named.parent in (path, path.parent)):
             raise
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder.") from None
         if error.errno == errno.ENOENT:
             if named != path and path.parent.exists():
                 raise
             # As in /proc, or when the folder was removed meanwhile.
-            raise ResourceError(
-                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place."
-            ) from None
+            raise ResourceError(f"{path}: its folder takes no files, or was removed. Choose another place.") from None
         raise os_error(error, path) from None
 
 

@@ -64,12 +64,11 @@ def is_address(given: str | Path) -> bool:
 
 def missing_package(address: str, error: ImportError) -> str:
     """What to install to read an address of this kind."""
-    scheme = address.partition("://")[0].rpartition("::")[2]
-    extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}.get(scheme)
-    how = f'pip install "milldam[{extra}]"' if extra else str(error)
-    return f"{without_secrets(address)}: a package for {scheme}:// is missing: {how}"
+    extra = _EXTRAS.get(address.partition("://")[0].rpartition("::")[2])
+    return f"{without_secrets(address)}: " + (f'pip install "milldam[{extra}]"' if extra else str(error))
 
 
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}
 _NO_CREDENTIALS = (
     *("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError"),
     *("DefaultCredentialsError", "RefreshError", "ProfileNotFound"),

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-NAME_CHARACTERS = 60
-
 # Characters that can't be seen, or turn the text around them: controls, soft hyphen, direction marks and overrides,
 # zero-width characters, line and paragraph separators, halves of surrogate pairs, tag characters. Joiners (U+200C,
 # U+200D) stay: scripts and emoji need them.
@@ -21,13 +19,13 @@ _UNSEEN = re.compile(
 )
 
 
-def escape(text: object) -> str:
+def escape(text: object, unseen: str = '<span class="unseen">{}</span>') -> str:
     """Text for the body of the page.
 
     >>> escape("<b>\\u202e")
     '&lt;b&gt;<span class="unseen">U+202E</span>'
     """
-    return _UNSEEN.sub(lambda found: f'<span class="unseen">{_code(found[0])}</span>', html.escape(str(text)))
+    return _UNSEEN.sub(lambda found: unseen.format(f"U+{ord(found[0]):04X}"), html.escape(str(text)))
 
 
 def escape_plain(text: object) -> str:
@@ -36,14 +34,10 @@ def escape_plain(text: object) -> str:
     >>> escape_plain('"\\x00"')
     '&quot;⟨U+0000⟩&quot;'
     """
-    return _UNSEEN.sub(lambda found: f"⟨{_code(found[0])}⟩", html.escape(str(text)))
+    return escape(text, "⟨{}⟩")
 
 
-def _code(character: str) -> str:
-    return f"U+{ord(character):04X}"
-
-
-def shorten(text: object, characters: int = NAME_CHARACTERS) -> str:
+def shorten(text: object, characters: int = 60) -> str:
     """A name that may be of any length, cut.
 
     >>> shorten("a long name", 7)
@@ -78,9 +72,8 @@ def short_count(number: float) -> str:
     ('1,234', '15.3 M', '2.5 T')
     """
     for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if number >= scale and number >= 10_000:
-            digits = 2 if number < 10 * scale else 1 if number < 100 * scale else 0
-            return f"{_trim(f'{number / scale:.{digits}f}')} {unit}"
+        if number >= max(scale, 10_000):
+            return f"{number / scale:.3g} {unit}" if number < 999.5 * scale else f"{number / scale:,.0f} {unit}"
     return f"{int(number):,}"
 
 
@@ -126,22 +119,20 @@ def share(part: float, whole: float) -> str:
         return "< 0.1 %"
     if 99.9 < percent < 100:
         return "> 99.9 %"
-    return f"{_trim(f'{percent:.1f}')} %"
+    return f"{percent:.1f}".removesuffix(".0") + " %"
 
 
 def duration(seconds: float) -> str:
     """
     >>> duration(0.42), duration(75), duration(7_384), duration(200_000)
-    ('0.42 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
+    ('0.4 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
     """
     if seconds < 59.95:
-        return f"{_trim(f'{seconds:.2f}' if seconds < 1 else f'{seconds:.1f}')} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole, units = round(seconds), (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    for (unit, size), (smaller, part) in itertools.pairwise(units):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
+    (unit, size), (smaller, part) = next(both for both in itertools.pairwise(units) if whole >= both[0][1])
+    rest = whole % size // part
+    return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
 
 
 def moment(time: float) -> str:
@@ -166,10 +157,6 @@ def round_step(limit: float, parts: int) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     return int(step) if step >= 1 else step
-
-
-def _trim(number: str) -> str:
-    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def place_words(place: dict[str, Any]) -> str:

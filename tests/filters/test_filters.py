@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
 from milldam.errors import ConfigError
 from milldam.filters import judging, language
@@ -226,7 +225,7 @@ def test_verdicts_do_not_depend_on_the_batch(batch: list[str], group: int) -> No
     assert in_groups == reasons(batch, rules) == [reasons([one], rules)[0] for one in batch]
 
 
-# ---- thresholds, one by one ----
+# ---- by example ----
 
 
 def sentence(words: int) -> str:
@@ -237,57 +236,17 @@ def sentence(words: int) -> str:
     ("rules", "kept", "dropped", "reason"),
     [
         (quality(min_words=50), sentence(50), sentence(49), "too_few_words"),
-        (quality(max_words=100), sentence(100), sentence(101), "too_many_words"),
-        (quality(min_mean_word_length=3), "abc éöü", "abc éö", "words_too_short"),
         (quality(max_mean_word_length=10), "a" * 9 + " " + "é" * 11, "a" * 9 + " " + "é" * 12, "words_too_long"),
-        (quality(max_symbols_per_word=0.1), sentence(9) + " #", sentence(9) + " ##", "too_many_hashes"),
-        (quality(max_symbols_per_word=0.1), sentence(9) + " w...", sentence(9) + " w...…", "too_many_ellipses"),
         (quality(max_symbols_per_word=0.1), sentence(9) + " w.....", sentence(9) + " ......", "too_many_ellipses"),
         (quality(max_bullet_lines=0.5), "- a\n\nb", "- a\n • b\nc", "too_many_bullet_lines"),
-        (quality(max_ellipsis_lines=0.5), "a...\n\nb", "a... \nb…\nc", "too_many_ellipsis_lines"),
-        (quality(min_alphabetic_words=0.8), "a é 中 (b) 1", "a é 中 1 2", "too_few_alphabetic_words"),
         (quality(min_stop_words=2), "The cat is WITH us", "the cat, the dog, with.", "too_few_stop_words"),
         (repetition(max_duplicate_lines=0.4), "a\nb\nc\na\nb", "a\nb\na\na", "too_many_duplicate_lines"),
-        (
-            repetition(max_duplicate_paragraphs=0.4),
-            "a\n\nb\n\nc\n\na\n\nb",
-            "a b\n\nc\n\na\nb\n \na  b",
-            "too_many_duplicate_paragraphs",
-        ),
-        (
-            repetition(max_duplicate_line_characters=0.2),
-            "aa\naa\nbbbbbb",
-            "aa\naa\nbbbbb",
-            "too_many_duplicate_line_characters",
-        ),
-        (
-            repetition(max_duplicate_paragraph_characters=0.2),
-            "aa\n\naa\n\nbbbbbb",
-            "aa\n\naa\n\nbbbbb",
-            "too_many_duplicate_paragraph_characters",
-        ),
         (repetition(max_top_2_gram=0.2), "a b c a b " + "x" * 15, "a b c a b " + "x" * 14, "too_frequent_2_gram"),
-        (repetition(max_top_3_gram=0.5), "a b c 1 a b c " + "x" * 5, "a b c 1 a b c " + "x" * 4, "too_frequent_3_gram"),
-        (
-            repetition(max_top_4_gram=0.5),
-            "a b c d 1 a b c d xxxxxxx",
-            "a b c d 1 a b c d xxxxxx",
-            "too_frequent_4_gram",
-        ),
-        *[
-            (
-                repetition(**{f"max_duplicate_{size}_grams": 0.25}),
-                " ".join([*"abcdefghij"[:size], "1", *"abcdefghij"[:size], "x" * (2 * size - 1)]),
-                " ".join([*"abcdefghij"[:size], "1", *"abcdefghij"[:size], "x" * (2 * size - 2)]),
-                f"too_many_duplicate_{size}_grams",
-            )
-            for size in range(5, 11)
-        ],
         (FilterRules(min_characters=3), "éöü", "éö", "too_few_characters"),
         (FilterRules(max_characters=3), "éöü", "éöüa", "too_many_characters"),
     ],
 )
-def test_each_threshold_is_the_last_that_is_kept(rules: FilterRules, kept: str, dropped: str, reason: str) -> None:
+def test_a_threshold_is_the_last_that_is_kept(rules: FilterRules, kept: str, dropped: str, reason: str) -> None:
     """At the threshold a document stays, beyond it goes."""
     assert reasons([kept, dropped], rules) == [None, reason]
 
@@ -300,15 +259,10 @@ GOOD = "Here are five good words. There are more of them! Is this the end?"
     [
         (GOOD, None),
         ("Here are five good words. Only two sentences are here.", "too_few_sentences"),
-        ("Here are five good words.\n" * 3, None),
-        ("Only four words here.\n" * 9, "too_few_sentences"),
         ("This line has no mark at its end\n" * 9, "too_few_sentences"),
-        ("This line goes on and on...\n" * 9, "too_few_sentences"),
         ('He said "this is the end."\n' * 3, None),
         ("Please enable JavaScript to see this.\n" * 9, "too_few_sentences"),
-        ("By reading you accept our Cookie Policy.\n" * 9, "too_few_sentences"),
         (f"One word here is {'x' * 1001} long.\n" * 9, "too_few_sentences"),
-        (GOOD + "\nLorem  ipsum", None),
         (GOOD + "\nLorem Ipsum", "lorem_ipsum"),
         (GOOD + "\nif (a) {", "curly_bracket"),
     ],
@@ -316,20 +270,6 @@ GOOD = "Here are five good words. There are more of them! Is this the end?"
 def test_c4_by_example(text: str, reason: str | None) -> None:
     """The published thresholds: three sentences, in lines of five words and more."""
     assert reasons([text], FilterRules(c4=True)) == [reason]
-
-
-# ---- giant documents ----
-
-
-def test_only_the_head_of_a_document_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for its length: rules on text see its first whole characters."""
-    monkeypatch.setattr(judging, "HEAD_BYTES", 101)
-    monkeypatch.setattr(judging, "GROUP_BYTES", 101)
-    whole = "é" * 60 + " {"
-    rules = FilterRules(c4=C4Rules(min_sentences=None), max_characters=61)
-    assert reasons([whole, "a", "é {"], rules) == ["too_many_characters", None, "curly_bracket"]
-    assert reasons([whole, "a", "é {"], replace(rules, max_characters=None)) == [None, None, "curly_bracket"]
-    assert judging.head(array([whole])).to_pylist() == ["é" * 50]
 
 
 # ---- a user's function ----
@@ -378,19 +318,3 @@ def test_the_real_model_tells_languages_apart() -> None:
         "Der Müller brachte das Korn zur Mühle und wartete, bis das Wasser stieg.",
     ]
     assert reasons(batch, rules) == [None, None, language.OTHER_LANGUAGE]
-
-
-# ---- settings ----
-
-
-def test_rules_are_read_and_checked_from_plain_data() -> None:
-    """As a YAML file gives them: short forms, thresholds, and ranges that are kept."""
-    read = TypeAdapter(FilterRules).validate_python
-    rules = read({"gopher_quality": True, "gopher_repetition": {"max_top_2_gram": None}, "c4": {"min_sentences": 5}})
-    assert rules.gopher_quality is True
-    assert rules.gopher_repetition == GopherRepetitionRules(max_top_2_gram=None)
-    assert rules.c4 == C4Rules(min_sentences=5)
-    wrong = [{"min_characters": -1}, {"gopher_quality": {"max_bullet_lines": 90}}, {"c4": {"nope": 1}}]
-    for given_data in [*wrong, {"language": {}}]:
-        with pytest.raises(ValidationError):
-            read(given_data)

@@ -37,7 +37,6 @@ SHOWN = {
     "next(store.packed(8, strategy='best_fit').batches(2))": "PackedBatch",
     "next(store.packed(8).batches(2))['cu_seqlens']": "ndarray",
     "next(store.packed(8).batches(2))['max_seqlen']": "int",
-    "store.streams(2, 8)[0]": "tuple[ndarray, ndarray]",
     "next(iter(store.streams(2, 8)))": "tuple[ndarray, ndarray]",
     'milldam.mix({"a": 0.7, "b": 3})': "Mixture",
     'milldam.mix({"a": 0.7, "b": 3}).windows(8, split="train").batches(2)': "Batches[tuple[ndarray, ndarray]]",

@@ -49,6 +49,38 @@ def examples_of(
     return (example for file in files for example in read_examples(whole(file), reading))
 
 
+def squad(examples: list[Example], *, title_first: bool = True) -> dict[str, Any]:
+    """The examples in SQuAD's form: an article a title, a paragraph a context."""
+    articles: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for one in examples:
+        answers = [{"text": answer.text, "answer_start": answer.start} for answer in one.answers]
+        qa = {"id": one.id, "question": one.question, "answers": answers, "is_impossible": not answers}
+        articles.setdefault(one.title, {}).setdefault(one.context, []).append(qa)
+    data = []
+    for title, paragraphs in articles.items():
+        inner = {"paragraphs": [{"qas": qas, "context": context} for context, qas in paragraphs.items()]}
+        data.append({"title": title} | inner if title_first else inner | {"title": title})
+    return {"version": "v2.0", "data": data}
+
+
+def flat(examples: list[Example]) -> list[dict[str, Any]]:
+    """The examples in HF's form."""
+    return [
+        {
+            "id": one.id,
+            "title": one.title,
+            "context": one.context,
+            "question": one.question,
+            "answers": {"text": [a.text for a in one.answers], "answer_start": [a.start for a in one.answers]},
+        }
+        for one in examples
+    ]
+
+
+def lines(records: list[Any]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
 def command(path: Path, out: Path, *options: object) -> list[object]:
     return ["qa", path, "-o", out, "--tokenizer", TOKENIZER, *SIZES, *options]
 

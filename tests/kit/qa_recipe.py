@@ -156,6 +156,27 @@ def windower_of(
     return make
 
 
+class Shelf:
+    """What is needed of a feature store, over the windows of some examples."""
+
+    def __init__(self, kind: str, given: list[Example], pad: str | None = None, **rules: Any) -> None:
+        self._given, self.features = given, windower_of(tokenizer_of(kind), pad, **rules)(given).features
+        self.form = SimpleNamespace(max_seq_length=self.features.input_ids.shape[1])
+
+    @property
+    def examples(self) -> int:
+        return len(self._given)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def example(self, number: int) -> dict[str, Any]:
+        return {"id": self._given[number].id, "context": self._given[number].context}
+
+    def rows(self, numbers: Any, columns: Any) -> dict[str, Any]:
+        return {name: getattr(self.features, name)[numbers] for name in columns}
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeWindow:
     """A window as the recipe has it, without padding."""

@@ -182,7 +182,7 @@ def test_rows_are_made_once_and_kept_in_the_store(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.INFO, "milldam"):
         first = store.packed(6, strategy="best_fit").read(np.arange(3))
     assert "making the best-fit rows of 6 tokens" in caplog.text
-    assert "3 rows, 100.00 % full" in caplog.text
+    assert "3 rows in" in caplog.text
     (path,) = (store.path / "rows").glob("*.rows")
     made = path.stat()
     again = Store(store.path).packed(6, strategy="best_fit").read(np.arange(3))
@@ -225,12 +225,12 @@ def test_a_damaged_file_of_rows_is_made_anew(tmp_path: Path, damage: Any) -> Non
 
 @given(
     shards=shard_lengths, seq_len=st.integers(1, 30), strategy=strategies, form=forms, way=ways,
-    batch_size=st.integers(1, 5), copy=st.booleans(),
+    batch_size=st.integers(1, 5),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_batches_are_the_rows_of_their_order_read_one_by_one(
     fresh: Iterator[Path], shards: list[list[int]], seq_len: int, strategy: Any, form: Any, way: Any,
-    batch_size: int, copy: bool,
+    batch_size: int,
 ) -> None:  # fmt: skip
     """A batch has what single rows have, and the order is the same."""
     store = write_store(next(fresh), shards)
@@ -239,7 +239,7 @@ def test_batches_are_the_rows_of_their_order_read_one_by_one(
     numbers = rows._order(True, 3).numbers(np.arange(2 * len(rows))).tolist()
     expected = [{name: array.tolist() for name, array in rows[number].items()} for number in numbers]
     found: list[dict[str, Any]] = []
-    for batch in rows.batches(batch_size, seed=3, epochs=2, copy=copy):
+    for batch in rows.batches(batch_size, seed=3, epochs=2):
         check_cu_seqlens(batch)
         found += [{name: batch[name][row].tolist() for name in PER_TOKEN} for row in range(len(batch["labels"]))]
     assert found == expected

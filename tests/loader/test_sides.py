@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.kit.chat_jobs import write_template
-from tests.kit.jobs import TOKENIZER, run_here
+from tests.kit.jobs import TOKENIZER
 
 import milldam
 from milldam.errors import ConfigError
@@ -99,23 +99,3 @@ def test_a_side_of_what_is_no_pair_is_refused(pairs: milldam.Store, tmp_path: Pa
     for view in (plain.packed, plain.conversations):
         with pytest.raises(ConfigError, match="not a store of pairs"):
             view(**({"seq_len": 4} if view == plain.packed else {}), side="chosen")
-
-
-def test_exports_name_the_side_or_keep_the_pairs(pairs: milldam.Store, tmp_path: Path) -> None:
-    """Rows that are packed, and formats that have no place for pairs, do not mix both sides up."""
-    folder = str(pairs.place.folder)
-    for to, out in {"npy": "a.npy", "nanogpt": "a.bin", "megatron": "a", "mds": "a-mds"}.items():
-        told = run_here("export", folder, "--to", to, "-o", tmp_path / out, code=2).stderr
-        assert "preference pairs" in told
-    told = run_here("export", folder, "--to", "hf", "-o", tmp_path / "rows", "--seq-len", 256, code=2).stderr
-    assert "--side chosen" in told
-    for name, words in {"rows": ("--seq-len", 256), "whole": ()}.items():
-        run_here("export", folder, "--to", "parquet", "-o", tmp_path / name, "--side", "chosen", *words)
-        import pyarrow.parquet as pq
-
-        table = pq.read_table(next((tmp_path / name).glob("**/*.parquet")))
-        ids = np.concatenate([np.array(row) for row in table["input_ids"].to_pylist()])
-        assert "good 1 " in pairs.decode(ids)
-        assert "bad" not in pairs.decode(ids)
-        assert "labels" in table.column_names
-        assert name == "rows" or len(table) == COUNT

@@ -126,39 +126,28 @@ def test_an_exception_is_shown_with_the_users_lines() -> None:
 # ---- columns ----
 
 
-def arrays(**columns: Any) -> dict[str, pa.Array]:
-    return {name: to_array(name, values) for name, values in columns.items()}
-
-
-INTS = pa.schema([("a", pa.int32())])
-
-
 @pytest.mark.parametrize(
-    ("given_values", "schema", "made"),
+    ("given_values", "kind", "made"),
     [
-        ([1, 2], INTS, [1, 2]),
-        ([None], INTS, [None]),
-        ([1], pa.schema([("a", pa.float64())]), [1.0]),
-        ([[]], pa.schema([("a", pa.list_(pa.int32()))]), [[]]),
-        (["x"], pa.schema([("a", pa.large_string())]), ["x"]),
-        (np.float32([0.5]), pa.schema([("a", pa.float64())]), [0.5]),
-        ([[1, 2]], pa.schema([("a", pa.list_(pa.int8(), 2))]), [[1, 2]]),
-        ([{"x": 1}], pa.schema([("a", pa.struct([("x", pa.int64()), ("y", pa.string())]))]), [{"x": 1, "y": None}]),
+        ([1, None], pa.int32(), [1, None]),
+        ([1], pa.float64(), [1.0]),
+        ([[]], pa.list_(pa.int32()), [[]]),
+        (["x"], pa.large_string(), ["x"]),
+        (np.float32([0.5]), pa.float64(), [0.5]),
+        ([[1, 2]], pa.list_(pa.int8(), 2), [[1, 2]]),
+        ([{"x": 1}], pa.struct([("x", pa.int64()), ("y", pa.string())]), [{"x": 1, "y": None}]),
     ],
 )
-def test_values_are_cast_where_nothing_is_lost(given_values: Any, schema: pa.Schema, made: list[Any]) -> None:
+def test_values_are_cast_where_nothing_is_lost(given_values: Any, kind: pa.DataType, made: list[Any]) -> None:
     """Null to anything, integers to integers and floats, lists to lists."""
-    assert fit(arrays(a=given_values), schema).column("a").to_pylist() == made
+    assert fit({"a": to_array("a", given_values)}, pa.schema([("a", kind)])).column("a").to_pylist() == made
 
 
 @pytest.mark.parametrize("wrong", [[1.5], ["x"], [2**40], [[1]], np.array([0.5]), [b"x"], [1, "x"]])
 def test_values_that_a_type_does_not_hold_are_refused(wrong: Any) -> None:
     """No fraction is cut off; the error says column, expected and found."""
     with pytest.raises(ResultError, match='column "a"'):
-        fit(arrays(a=wrong), INTS)
-
-
-# ---- what the function does to what it is given ----
+        fit({"a": to_array("a", wrong)}, pa.schema([("a", pa.int32())]))
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -23,30 +23,8 @@ SOUND = [
     '{"text": "é你🙂 \U0010ffff ퟿ ࠀ \U00010000 and on", "ü": "ö"}'.encode(),
     b'\t{"te\\u0078t": "", "n": [0, 1.5, 1E5, -1]} ',
 ]
-ODD = [
-    b'"',
-    b"\\",
-    b"u",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"0",
-    b"-",
-    b".",
-    b"e",
-    b" ",
-    b"\n",
-    b"\t",
-    b"\0",
-    b"\x1f",
-    b"\x7f",
-]
-HIGH = [
-    bytes([byte]) for byte in (0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF)
-]
+ODD = [bytes([byte]) for byte in b'"\\u{}[],:0-.e \n\t\0\x1f\x7f']
+HIGH = [bytes([byte]) for byte in b"\x80\x8f\x90\x9f\xa0\xbf\xc1\xc2\xe0\xed\xef\xf0\xf4\xf5\xff"]
 
 
 def both_ways(folder: Path, data: bytes, rules: TextRules = TEXT) -> Result:

@@ -5,58 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.qa_recipe import Shelf
 
 from milldam.errors import ConfigError, InputError
 from milldam.qa.answering import Prediction, answers
+from milldam.qa.examples import Example
 
 LENGTH = 10
 
 
-class Shelf:
-    """What `answers` needs of a feature store: windows of 10 tokens over contexts whose tokens are single letters.
-
-    A window is CLS, two tokens of the question, up to 6 letters of the context, padding.
-    """
-
-    def __init__(self, contexts: list[str], step: int = 4, room: int = 6) -> None:
-        self._contexts = contexts
-        self.windows = [
-            (number, first)
-            for number, context in enumerate(contexts)
-            for first in range(0, max(1, len(context) - room + step), step)
-        ]
-        self.tokens = [min(room, len(contexts[number]) - first) for number, first in self.windows]
-        self.examples = len(contexts)
-        self.form = SimpleNamespace(max_seq_length=LENGTH)
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def example(self, number: int) -> dict[str, Any]:
-        return {"id": f"q{number}", "context": self._contexts[number]}
-
-    def rows(self, numbers: Sequence[int], columns: Sequence[str]) -> dict[str, np.ndarray]:
-        offsets = np.full((len(numbers), LENGTH, 2), -1, np.int32)
-        for row, number in enumerate(numbers):
-            first, count = self.windows[number][1], self.tokens[number]
-            offsets[row, 3 : 3 + count] = np.arange(first, first + count)[:, None] + [0, 1]
-        every = {
-            "offsets": offsets,
-            "context_begin": np.full(len(numbers), 3, np.int32),
-            "context_tokens": np.array([self.tokens[number] for number in numbers], np.int32),
-            "cls_index": np.zeros(len(numbers), np.int32),
-            "example": np.array([self.windows[number][0] for number in numbers], np.int64),
-        }
-        return {name: every[name] for name in columns}
+def shelf_of(*contexts: str) -> Shelf:
+    """Windows of 10 tokens: CLS, a question of one token, SEP, up to 6 letters of the context, SEP, padding."""
+    given = [Example(f"q{number}", "a", context) for number, context in enumerate(contexts)]
+    return Shelf("bert", given, max_seq_length=LENGTH, overlap=2)
 
 
 def made(shelf: Shelf, start: Any, end: Any, **options: Any) -> list[Prediction]:
@@ -76,8 +44,10 @@ def by_hand(
 ) -> list[list[tuple[float, int, int]]]:
     """The same, pair by pair: (score, begin, stop) of the n best stretches of each example."""
     found: list[dict[tuple[int, int], float]] = [{} for _ in range(shelf.examples)]
-    for window, (example, first) in enumerate(shelf.windows):
-        inside = range(3, 3 + shelf.tokens[window])
+    features = shelf.features
+    for window, example in enumerate(features.example.tolist()):
+        first = int(features.offsets[window, 3, 0])
+        inside = range(3, 3 + int(features.context_tokens[window]))
         starts = sorted(inside, key=lambda place: (-start[window, place], place))[:n]
         ends = sorted(inside, key=lambda place: (-end[window, place], place))[:n]
         pairs = [(one, two) for one, two in itertools.product(sorted(starts), sorted(ends)) if 0 <= two - one < longest]
@@ -99,7 +69,7 @@ def by_hand(
 )
 def test_answers_are_those_found_pair_by_pair(contexts: list[str], n: int, longest: int, seed: int) -> None:
     """The n best agree with looking at every pair, ties included, and do not depend on the order of the rows."""
-    shelf = Shelf(contexts)
+    shelf = shelf_of(*contexts)
     start, end = np.random.default_rng(seed).integers(-3, 4, (2, len(shelf), LENGTH)).astype(np.float32)
     whole = made(shelf, start, end, n_best=n, max_answer_length=longest, null_threshold=None)
     expected = by_hand(shelf, start, end, n, longest)
@@ -114,7 +84,7 @@ def test_answers_are_those_found_pair_by_pair(contexts: list[str], n: int, longe
 
 def test_no_answer_wins_by_more_than_the_threshold() -> None:
     """The null score is the smallest over the windows; the answer is empty when it leads by more than the threshold."""
-    shelf = Shelf(["abcdefghij"])
+    shelf = shelf_of("abcdefghij")
     start = logits(shelf, (0, 0, 9.0), (1, 0, 4.0), (0, 3, 2.0))
     end = logits(shelf, (0, 0, 9.0), (1, 0, 3.0), (0, 3, 2.0))
     (found,) = made(shelf, start, end)
@@ -128,7 +98,7 @@ def test_no_answer_wins_by_more_than_the_threshold() -> None:
 
 def test_probabilities_are_over_the_n_best_with_no_answer_among_them() -> None:
     """They sum to 1; no answer has its place by score, or comes last when it is not one of the n best."""
-    shelf = Shelf(["abcdef"])
+    shelf = shelf_of("abcdef")
     start, end = logits(shelf, (0, 3, 2.0), (0, 0, 1.0)), logits(shelf, (0, 3, 2.0), (0, 0, 1.0))
     (found,) = made(shelf, start, end, n_best=3)
     assert math.isclose(sum(one["probability"] for one in found.n_best), 1)
@@ -138,32 +108,24 @@ def test_probabilities_are_over_the_n_best_with_no_answer_among_them() -> None:
     assert low.n_best[-1]["probability"] < 1e-9
 
 
-def test_a_context_without_tokens_gives_an_empty_answer() -> None:
-    """There is nothing to answer with, and that is no error."""
-    shelf = Shelf([""])
-    (found,) = made(shelf, logits(shelf), logits(shelf), null_threshold=None)
-    assert (found.text, found.score, [one["text"] for one in found.n_best]) == ("", None, [""])
-
-
 def test_files_are_those_of_the_scripts(tmp_path: Path) -> None:
     """{id: text}, the n best with probabilities and logits, and the null odds, in one pass."""
-    shelf = Shelf(["abcdef", "ghi\u00e9"])
+    shelf: Any = shelf_of("abcdef", "ghi\u00e9")
     start = logits(shelf, (0, 3, 2.0), (1, 6, 2.0), rest=0.0)
-    predictions = answers(shelf, start, start)  # type: ignore[arg-type]
-    files = {name: tmp_path / f"{name}.json" for name in ("predictions", "nbest", "odds")}
-    assert predictions.write_predictions(files["predictions"], n_best=files["nbest"], null_odds=files["odds"]) == 2
-    read = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    assert read["predictions"] == {"q0": "a", "q1": "\u00e9"} == predictions.texts()
-    assert read["odds"] == {"q0": -4.0, "q1": -4.0}
-    assert set(read["nbest"]["q0"][0]) == {"text", "probability", "score", "start_logit", "end_logit"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["nbest.json", "odds.json", "predictions.json"]
+    predictions = answers(shelf, start, start)
+    files = [tmp_path / f"{name}.json" for name in ("predictions", "nbest", "odds")]
+    assert predictions.write_predictions(files[0], n_best=files[1], null_odds=files[2]) == 2
+    texts, n_best, odds = (json.loads(path.read_text(encoding="utf-8")) for path in files)
+    assert texts == {"q0": "a", "q1": "\u00e9"} == predictions.texts()
+    assert odds == {"q0": -4.0, "q1": -4.0}
+    assert set(n_best["q0"][0]) == {"text", "probability", "score", "start_logit", "end_logit"}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("side", [0, 1])
 def test_the_score_of_no_answer_must_be_a_number(bad: float, side: int) -> None:
     """CLS is outside the context and read all the same; -inf there means that there is always an answer."""
-    shelf = Shelf(["abcdef", "ghi"])
+    shelf = shelf_of("abcdef", "ghi")
     pair = [logits(shelf), logits(shelf)]
     pair[side] = logits(shelf, (1, 0, bad))
     with pytest.raises(InputError, match="window 1 has logits that are NaN or infinite"):
@@ -172,29 +134,24 @@ def test_the_score_of_no_answer_must_be_a_number(bad: float, side: int) -> None:
     assert made(shelf, *pair)[1].null_score == -math.inf
 
 
-def test_tensors_do_as_they_come_from_a_model() -> None:
-    """With a gradient and in bfloat16, in any order."""
+def test_logits_come_as_a_model_has_them() -> None:
+    """With a gradient and in bfloat16, in any order, of some windows; others are refused."""
     torch = pytest.importorskip("torch")
-    shelf = Shelf(["abcdefghijkl", "bcd"])
+    shelf = shelf_of("abcdefghijkl", "bcd")
     start = torch.randn(len(shelf), LENGTH, dtype=torch.bfloat16, requires_grad=True)
     expected = made(shelf, *[start.detach().float().numpy()] * 2)
     assert made(shelf, start, start) == expected
     assert made(shelf, start.flip(0), start.flip(0), windows=range(len(shelf) - 1, -1, -1)) == expected
-
-
-def test_logits_that_do_not_fit_are_refused() -> None:
-    """Too few windows, another length, no n best: each says so."""
-    shelf = Shelf(["abcdefghijkl"])
-    right = logits(shelf)
-    for start, end in ((right[:1], right[:1]), (right, right[:, :9])):
-        with pytest.raises(InputError, match=r"_logits are \(.*\(3, 10\) are needed"):
-            made(shelf, start, end)
+    assert made(shelf, start[-1:], start[-1:], windows=[len(shelf) - 1]) == expected[1:]
+    for first, other in ((start[:1], start[:1]), (start, start[:, :9])):
+        with pytest.raises(InputError, match=r"_logits are \(.*\(4, 10\) are needed"):
+            made(shelf, first, other)
     with pytest.raises(ConfigError, match="n_best: 0"):
-        made(shelf, right, right, n_best=0)
+        made(shelf, start, start, n_best=0)
 
 
-def test_some_windows_may_be_answered_alone() -> None:
-    """With `windows`, the logits are of those, and their examples alone are answered."""
-    shelf = Shelf(["abcdefghijkl", "bcd"])
-    (found,) = made(shelf, logits(shelf)[:1], logits(shelf)[:1], windows=[len(shelf) - 1])
-    assert found.id == "q1"
+def test_a_context_without_tokens_gives_an_empty_answer() -> None:
+    """There is nothing to answer with, and that is no error."""
+    shelf = shelf_of("")
+    (found,) = made(shelf, logits(shelf), logits(shelf), null_threshold=None)
+    assert (found.text, found.score, [one["text"] for one in found.n_best]) == ("", None, [""])

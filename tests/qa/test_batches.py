@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,9 +92,9 @@ def seen(rows: Rows) -> list[tuple[int, int]]:
     return list(zip(rows["example"][busy].tolist(), rows["segment_index"][busy].tolist(), strict=True))
 
 
-def all_windows(segments: Sequence[int], most: int | None = None) -> Counter[tuple[int, int]]:
-    """Every (document, segment), of the first `most` segments."""
-    return Counter((k, t) for k, count in enumerate(segments) for t in range(min(count, most or count)))
+def all_windows(segments: Sequence[int]) -> Counter[tuple[int, int]]:
+    """Every (document, segment)."""
+    return Counter((k, t) for k, count in enumerate(segments) for t in range(count))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -122,20 +121,24 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> FeatureStore:
     return store_of(tmp_path, contexts, max_seq_length=64, overlap=34, padding_side=request.param)
 
 
-# ---- plain windows ----
+# ---- plain windows, and time steps ----
 
 
-@given(documents, st.integers(1, 9), st.integers(1, 4), st.booleans())
-def test_plain_batches_bring_every_window_once_an_epoch(
-    segments: list[int], batch_size: int, ranks: int, shuffle: bool
+@given(documents, st.integers(1, 9), st.integers(1, 3), st.booleans(), st.booleans())
+def test_batches_bring_every_window_once_an_epoch(
+    segments: list[int], batch_size: int, ranks: int, shuffle: bool, pad_left: bool
 ) -> None:
-    """Whatever the batch size and the ranks, two epochs are every window twice."""
-    samples = WindowSamples(MemoryStore(tuple(segments)))
-    found: Counter[tuple[int, int]] = Counter()
+    """Whatever the batch size and the ranks, two epochs are every window twice; rows of steps keep their places."""
+    store = MemoryStore(tuple(segments), pad_left=pad_left)
+    plain: Counter[tuple[int, int]] = Counter()
+    by_steps: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
-        batches = samples.batches(batch_size, seed=3, shuffle=shuffle, rank=rank, world_size=ranks, epochs=2)
-        found.update(itertools.chain.from_iterable(map(seen, batches)))
-    assert found == all_windows(segments) + all_windows(segments)
+        options: dict[str, Any] = {"seed": 3, "shuffle": shuffle, "rank": rank, "world_size": ranks, "epochs": 2}
+        plain.update(itertools.chain(*map(seen, WindowSamples(store).batches(batch_size, **options))))
+        for steps in DocumentSamples(store).batches(batch_size, **options):
+            check_steps(steps, store)
+            by_steps.update(itertools.chain(*map(seen, steps)))
+    assert plain == by_steps == all_windows(segments) + all_windows(segments)
 
 
 def test_a_plain_batch_has_the_columns_that_models_take(real: FeatureStore) -> None:
@@ -154,14 +157,15 @@ def test_a_plain_batch_has_the_columns_that_models_take(real: FeatureStore) -> N
     assert batch["example"].tolist() == np.repeat(np.arange(13), real.windows_of(np.arange(13))[1]).tolist()
 
 
-def test_an_unknown_column_is_refused_with_what_was_probably_meant(real: FeatureStore) -> None:
-    """At once, not with the first batch."""
+def test_what_can_not_be_meant_is_refused(real: FeatureStore) -> None:
+    """Columns, strategy and number of segments, at once and each in a sentence."""
     for columns in (["input_id"], "input_id"):
         with pytest.raises(ConfigError, match=r'no column "input_id".*Did you mean "input_ids"'):
             DocumentSamples(real, columns=columns)
-
-
-# ---- time steps ----
+    with pytest.raises(ConfigError, match="use first_n, answer_centered or random_continuous"):
+        Selection(strategy="answer_centred", max_segments=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="use 1 or more"):
+        Selection(max_segments=0)
 
 
 def check_steps(steps: list[Rows], store: Any) -> None:
@@ -201,26 +205,12 @@ def test_documents_of_1_3_and_2_segments_give_aligned_rows() -> None:
     assert [step["document_mask"].tolist() for step in steps] == [[True] * 3, [False, True, True], [False, True, False]]
 
 
-@given(documents, st.integers(1, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
-def test_time_steps_are_aligned_and_complete(
-    segments: list[int], batch_size: int, ranks: int, pad_left: bool, seed: int
-) -> None:
-    """Any segment counts, batch sizes and ranks: rows fixed, padding right, every window once an epoch."""
-    store = MemoryStore(tuple(segments), pad_left=pad_left)
-    samples = DocumentSamples(store)
-    found: Counter[tuple[int, int]] = Counter()
-    for rank in range(ranks):
-        for steps in samples.batches(batch_size, seed=seed, rank=rank, world_size=ranks, epochs=2):
-            check_steps(steps, store)
-            found.update(itertools.chain.from_iterable(map(seen, steps)))
-    assert found == all_windows(segments) + all_windows(segments)
-
-
 @given(documents, st.integers(1, 6), st.integers(0, 12), selections)
 def test_documents_resume_from_json_anywhere_with_other_ranks(
     segments: list[int], batch_size: int, stop: int, selection: Selection | None
 ) -> None:
-    """One rank up to anywhere, then two from its state: each (epoch, document) once, the same segments."""
+    """One rank up to anywhere, then two from its state: each (epoch, document) once, the same segments, which depend on
+    seed, epoch and document alone."""
     samples = DocumentSamples(MemoryStore(tuple(segments)), selection=selection)
     whole = Counter(itertools.chain(*map(seen, itertools.chain(*samples.batches(3, seed=4, epochs=2)))))
     first = samples.batches(batch_size, seed=4, epochs=2)
@@ -235,25 +225,7 @@ def test_documents_resume_from_json_anywhere_with_other_ranks(
     assert found == whole
 
 
-def test_samples_pickle_and_batches_go_on(real: FeatureStore) -> None:
-    """A copy in another process stands where the original stands."""
-    for samples in (WindowSamples(real), DocumentSamples(real)):
-        batches, copy = samples.batches(3, seed=2), pickle.loads(pickle.dumps(samples)).batches(3, seed=2)
-        next(batches)
-        copy.load_state_dict(batches.state_dict())
-        assert all(same(one, other) for one, other in zip(copy, batches, strict=True))
-    steps = next(DocumentSamples(real).batches(3))
-    assert same(pickle.loads(pickle.dumps(steps)), steps)
-
-
 # ---- which segments ----
-
-
-def stretch(store: Any, selection: Selection, epoch: int) -> tuple[Int64s, Int64s]:
-    """The first segment that is read of each document in an epoch, and how many."""
-    documents = np.arange(store.examples)
-    first, count = DocumentSamples(store, selection=selection).chosen(documents + epoch * store.examples)
-    return first - store.windows_of(documents)[0], count
 
 
 @given(documents, selections, st.integers(0, 3), st.data())
@@ -264,8 +236,9 @@ def test_a_selection_is_a_stretch_of_the_document_with_its_answer(
     selection = selection or Selection(strategy="answer_centered", max_segments=3)
     answers = tuple(data.draw(st.none() | st.integers(0, count - 1)) for count in segments)
     store = MemoryStore(tuple(segments), answers)
-    first, count = stretch(store, selection, epoch)
-    most = selection.max_segments
+    numbers = np.arange(store.examples)
+    window, count = DocumentSamples(store, selection=selection).chosen(numbers + epoch * store.examples)
+    first, most = window - store.windows_of(numbers)[0], selection.max_segments
     assert count.tolist() == [min(most, total) for total in segments]
     assert (first >= 0).all() and (first + count <= np.array(segments)).all()
     if selection.strategy == "first_n":
@@ -279,38 +252,6 @@ def test_a_selection_is_a_stretch_of_the_document_with_its_answer(
             # No other stretch has it nearer to the middle.
             off = [abs(2 * (answer - b) - (min(most, total) - 1)) for b in range(max(1, total - most + 1))]
             assert off[begin] == min(off)
-
-
-@given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
-def test_random_segments_are_the_same_for_any_batch_size_and_ranks(
-    segments: list[int], most: int, batch_size: int, ranks: int
-) -> None:
-    """What is chosen of a document depends on seed, epoch and document alone."""
-    store = MemoryStore(tuple(segments))
-    selection = Selection(strategy="random_continuous", max_segments=most, seed=7)
-    samples = DocumentSamples(store, selection=selection)
-    expected: Counter[tuple[int, int]] = Counter()
-    for epoch in range(2):
-        first, count = stretch(store, selection, epoch)
-        for k, (begin, chosen) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
-            expected.update((k, begin + t) for t in range(chosen))
-    found: Counter[tuple[int, int]] = Counter()
-    in_lanes: Counter[tuple[int, int]] = Counter()
-    for rank in range(ranks):
-        batches = samples.batches(batch_size, rank=rank, world_size=ranks, epochs=2)
-        found.update(itertools.chain(*map(seen, itertools.chain(*batches))))
-        steps = lanes(samples, batch_size, rank=rank, world_size=ranks, epochs=2)
-        in_lanes.update(itertools.chain(*map(seen, steps)))
-    assert found == expected
-    assert in_lanes == expected
-
-
-def test_a_wrong_selection_is_refused() -> None:
-    """Strategy and number, each in a sentence."""
-    with pytest.raises(ConfigError, match="use first_n, answer_centered or random_continuous"):
-        Selection(strategy="answer_centred", max_segments=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="use 1 or more"):
-        Selection(max_segments=0)
 
 
 # ---- lanes ----

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from tests.kit.qa_jobs import flat, lines
 
 from milldam.errors import ConfigError
 from milldam.qa.compat import (
@@ -17,25 +17,19 @@ from milldam.qa.compat import (
     create_dataset_from_cache,
     process_and_cache_dataset,
 )
+from milldam.qa.examples import Answer, Example
 
-CONTEXT = (
-    "The Normans were the people who in the 10th and 11th centuries gave their name to Normandy, a region in France."
-)
-
-
-def example(id: str, repeats: int, answer: str | None) -> dict[str, Any]:
-    context = " ".join([CONTEXT] * repeats)
-    answers = {"text": [answer] if answer else [], "answer_start": [context.rindex(answer)] if answer else []}
-    return {"id": id, "title": "Normans", "context": context, "question": "Where is Normandy?", "answers": answers}
-
-
-EXAMPLES = [example("a", 1, "France"), example("b", 6, "Normandy"), example("c", 3, None), example("d", 4, "10th")]
+CONTEXT = "The Normans were the people who in the 10th and 11th centuries gave their name to Normandy, in France. "
+EXAMPLES = [
+    Example(id, "Where is Normandy?", CONTEXT * repeats, (Answer(text, CONTEXT.index(text)),) if text else ())
+    for id, repeats, text in (("a", 1, "France"), ("b", 6, "Normandy"), ("c", 3, ""), ("d", 4, "10th"))
+]
 
 
 @pytest.fixture
 def squad(tmp_path: Path) -> Path:
     path = tmp_path / "squad_v2.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in EXAMPLES), encoding="utf-8")
+    path.write_text(lines(flat(EXAMPLES)), encoding="utf-8")
     return path
 
 
@@ -78,7 +72,7 @@ def test_the_workflow_of_the_scripts(squad: Path, tokenizer: Any, monkeypatch: p
                 assert all((rows == token).any(dim=1).all() for token in itertools.chain(*memory.values()))
         assert sorted(seen) == ["a", "b", "c", "d"]
     windows = create_dataloader(dataset, 3, shuffle=False, use_time_step_major=False, num_workers=1)
-    assert next(iter(windows))["example"].tolist() == [0] * 3
+    assert next(iter(windows))["example"].tolist() == [0, 0, 1]
 
 
 def test_old_features_are_never_returned(squad: Path, tokenizer: Any) -> None:
@@ -91,7 +85,7 @@ def test_old_features_are_never_returned(squad: Path, tokenizer: Any) -> None:
     configure_memory_tokens(tokenizer, 1)
     folders.append(both(squad, tokenizer).path)
     assert len(set(folders)) == len(folders)
-    squad.write_text(json.dumps(EXAMPLES[1]) + "\n")
+    squad.write_text(lines(flat(EXAMPLES[1:])))
     assert both(squad, tokenizer).example(0)["id"] == "b"
     with pytest.raises(ConfigError, match="no fast tokenizer"):
         create_dataset_from_cache(squad, tokenizer=object())

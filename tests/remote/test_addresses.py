@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.kit.jobs import TOKENIZER, run_milldam
+from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
 
 import milldam
+from milldam.remote import place_at
+from milldam.stores.verify import verify
 
 pytest.importorskip("s3fs")
 SECRET = "very-secret"
@@ -96,17 +99,6 @@ def test_options_of_a_configuration_open_addresses_and_stay_secret(endpoint: str
     assert held == [tmp_path / "job.yaml"]
 
 
-@pytest.mark.parametrize("command", COMMANDS[:1])
-def test_an_endpoint_that_does_not_answer_is_no_bug(
-    command: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message names it, and what sets it."""
-    monkeypatch.chdir(tmp_path)
-    log_in(monkeypatch, "http://127.0.0.1:9")
-    told = refused(*(str(word).format("texts/a.jsonl") for word in command))
-    assert "http://127.0.0.1:9" in told and "AWS_ENDPOINT_URL" in told
-
-
 def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None:
     """Other credentials for the same store are no other settings; and the program that called is as it was."""
     config: dict[str, Any] = {"datasets": "s3://texts/a.jsonl", "tokenizer": str(TOKENIZER), "memory": "4GB"}
@@ -117,3 +109,23 @@ def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None
         assert len(store) == 50
     with pytest.raises(milldam.InputError, match="Unable to locate credentials"):
         milldam.tokenize("s3://texts/a.jsonl", tmp_path / "other", tokenizer=TOKENIZER, memory="4GB")
+
+
+def test_a_store_on_s3_is_read_and_verified(endpoint: str, tmp_path: Path) -> None:
+    """Documents, text and batches are those of the folder; secrets are nowhere shown."""
+    options = {"key": "k", "secret": SECRET, "client_kwargs": {"endpoint_url": endpoint}}
+    lines = write_lines(tmp_path / "c.jsonl", ["one two three", "four", "five six"])
+    here = milldam.tokenize(lines, tmp_path / "s", tokenizer=TOKENIZER, workers=1)
+    import s3fs
+
+    s3fs.S3FileSystem(**options).put(str(tmp_path / "s"), "texts/corpus.milldam", recursive=True)
+    address = "s3://texts/corpus.milldam"
+    store = milldam.open(address, cache="1MB", cache_dir=tmp_path / "cache", storage_options=options)
+    assert isinstance(store, milldam.Store)
+    assert [document.tolist() for document in store] == [document.tolist() for document in here]
+    assert store.decode(store[0]) == here.decode(here[0])
+    for one, other in zip(store.windows(2).batches(2), here.windows(2).batches(2), strict=True):
+        assert all(np.array_equal(left, right) for left, right in zip(one, other, strict=True))
+    assert list(verify(place_at(address, storage_options=options))) == []
+    assert repr(store).startswith("Store('s3://texts/corpus.milldam': 3 documents")
+    assert "secret" not in repr(store) + repr(store.windows(2)) + repr(store.place)

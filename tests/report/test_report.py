@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import re
 import shutil
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,9 @@ from tests.kit.jobs import TOKENIZER, demo_texts, write_lines
 import milldam
 from milldam.files import write_sealed
 from milldam.report import write_report
-from milldam.stores.kinds import write_audit
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
-HEADER = "time,stage,pid,anonymous_bytes,file_bytes,name\n"
 MB = 10**6
 SECTIONS = ("memory", "throughput", "flow", "lengths", "splits", "samples", "configuration", "versions")
 ALL_SECTIONS = {*SECTIONS, "packing", "duplicates", "sources"}
@@ -81,30 +76,15 @@ def make_store(folder: Path, texts: dict[str, list[str]], **changed: Any) -> Pat
     return folder
 
 
-def write_run(out: Path, summary: dict[str, Any], rows: Iterable[str] = ()) -> None:
+def write_run(out: Path, summary: dict[str, Any], rows: Iterable[tuple[object, ...]] = ()) -> None:
+    """`rows` of memory.csv: time, stage, process, anonymous and file-backed bytes."""
     (out / "run").mkdir(exist_ok=True)
     write_sealed(out / "run" / "summary.json", {"job": "preprocess", **summary})
-    with (out / "run" / "memory.csv").open("w") as file:
-        file.write(HEADER)
-        file.writelines(rows)
+    lines = [("time", "stage", "pid", "anonymous_bytes", "file_bytes"), *rows]
+    (out / "run" / "memory.csv").write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
 
 
 STAGES = ("prepare", 3), ("read and clean", 40), ("dedup", 22), ("encode", 95), ("pack", 14), ("finish", 2)
-
-
-def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
-    """The memory of a run of six stages and four workers, in rows of memory.csv."""
-    at = 0.0
-    for number, (stage, seconds) in enumerate(STAGES):
-        for step in range(seconds * 5):
-            at += 0.2
-            rise = 1 - math.exp(-step / 20)
-            wave = 1 + 0.06 * math.sin(at * 1.7) + 0.03 * math.sin(at * 5.3)
-            main = (38 + 14 * rise + (24 if stage == "dedup" else 0)) * MB
-            yield f"{begin + at:.2f},{stage},100,{main * wave:.0f},{(40 + at / 9) * MB:.0f},milldam\n"
-            for worker in range(4 if stage in ("read and clean", "dedup", "encode") else 0):
-                used = (30 + (14 + 8 * number) * rise * wave) * MB
-                yield f"{begin + at:.2f},{stage},{200 + worker},{used:.0f},{55 * MB},worker\n"
 
 
 def near_pair(dropped: str | None, kept: str | None, similarity: float = 0.8) -> dict[str, Any]:
@@ -124,6 +104,7 @@ def full_summary() -> dict[str, Any]:
     dedup = {"documents": 1_249_312, "distinct": 1_035_303, "dropped": 214_009, "clusters": sizes}
     near = {"documents": 1_035_303, "distinct": 968_401, "dropped": 66_902, "clusters": {"2": 30_100, "3": 9_000}}
     near["worst"] = [near_pair("one two <b>three</b> four", "one two five four"), near_pair(None, "alone", 0.9)]
+    near["worst"].append(near_pair("日本語です", "日本人です", 0.85))
     near["largest"] = [{"dropped": 20_700, "worst": near_pair("日本語です", "日本人です", 0.85)}]
     near["warnings"] = ["20,701 documents (2 % of the corpus) are copies of one text or template."]
     rows = {"strategy": "best_fit", "seq_len": 2048, "rows": 310_441, "tokens": 634_201_120, "padding": 1_582_048}
@@ -150,16 +131,16 @@ def two_sources() -> tuple[Tally, ...]:
     return books, Tally("web/*.jsonl", 100_000, documents=100_000, tokens=200_000)
 
 
-def make_full_store(folder: Path, texts: list[str]) -> Path:
-    """A store that has everything a report can show."""
-    out = make_store(folder, {"train": texts, "val": texts[1::4]}, sources=two_sources())
-    write_run(out, full_summary(), a_run())
-    return out
-
-
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_full_store(tmp_path_factory.mktemp("full") / "corpus.milldam", demo_texts())
+    """A store that has everything a report can show."""
+    texts = demo_texts()
+    folder = tmp_path_factory.mktemp("full") / "corpus.milldam"
+    out = make_store(folder, {"train": texts, "val": texts[1::4]}, sources=two_sources())
+    times = (one for one, (_, seconds) in enumerate(STAGES) for _ in range(seconds))
+    rows = [(1_700_000_000 + k, STAGES[n][0], 7, (90 + 60 * n + k % 9) * MB, k * MB) for k, n in enumerate(times)]
+    write_run(out, full_summary(), rows)
+    return out
 
 
 # ---- what a page must not have ----
@@ -263,7 +244,7 @@ def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
 def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
     """The summary knows the last session only; rates must not be taken from that."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
-    rows = [f"{t},a,1,5,5\n" for t in range(101)] + [f"{7000 + t},a,2,5,5\n" for t in range(51)]
+    rows = [(t, "a", 1, 5, 5) for t in range(101)] + [(7000 + t, "a", 2, 5, 5) for t in range(51)]
     write_run(out, {"seconds": 50.0}, rows)
     assert "Time 2 min 30 s 2 sessions" in read_page(out).text
 
@@ -274,19 +255,19 @@ def test_a_damaged_summary_costs_only_itself(full: Path, tmp_path: Path, damage:
     out = shutil.copytree(full, tmp_path / "s")
     path = out / "run" / "summary.json"
     path.write_text(path.read_text().replace(*damage, 1))
-    (out / "run" / "memory.csv").write_text(HEADER + "broken\n1,2,3\nnan,a,1,2,3\n" + "x" * 5000 + "\n")
+    (out / "run" / "memory.csv").write_text("broken\n1,2,3\nnan,a,1,2,3\n" + "x" * 5000 + "\n")
     page = read_page(out)
-    assert set(SECTIONS) <= page.ids and "packing" not in page.ids and "not recorded" in page.text
+    assert set(SECTIONS) <= page.ids and "packing" not in page.ids and "left no record of its time" in page.text
 
 
 # ---- hostile text ----
 
 
-def make_hostile_store(folder: Path) -> Path:
-    """A store whose every string tries to be more than text."""
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    """Markup in documents, names and settings is shown, not obeyed."""
     evil = "".join(HOSTILE)
     out = make_store(
-        folder,
+        tmp_path / "s",
         {"train": list(HOSTILE), "val": [evil]},
         sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
         encoder=evil,
@@ -303,28 +284,8 @@ def make_hostile_store(folder: Path) -> Path:
     summary["work"] = summary["stages"] = {evil: 4.0}
     summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
     stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
-    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB}\n" for k, s in enumerate(stages)])
-    write_dropped(out, [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
-    return out
-
-
-def write_dropped(out: Path, records: list[dict[str, Any]]) -> None:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    put_dropped(out, zstd.compress("".join(json.dumps(one) + "\n" for one in records).encode()))
-
-
-def put_dropped(out: Path, content: bytes) -> None:
-    """As the file of dropped documents that the store's manifest lists."""
-    audit = write_audit(out, "dropped", [content])
-    edit_manifest(out, lambda manifest: manifest.update(audit=audit))
-
-
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
-    """Markup in documents, names and settings is shown, not obeyed."""
-    page = read_page(make_hostile_store(tmp_path / "s"))
+    write_run(out, summary, [(1_700_000_000 + 30 * k, stage, 1, MB, MB) for k, stage in enumerate(stages)])
+    page = read_page(out)
     check_harmless(page)
     assert page.ids == ALL_SECTIONS
     assert "<script>document.title" in page.text
@@ -333,28 +294,25 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 # ---- memory over time ----
 
 
-def memory_svg(folder: Path, rows: Iterable[str], **summary: Any) -> str:
-    """The chart of a timeline, as markup; empty where there is none."""
-    out = folder / "s"
-    if not out.exists():
-        make_store(out, {"train": ["one"]})
+def memory_svg(folder: Path, rows: Iterable[tuple[object, ...]], **summary: Any) -> str:
+    """The chart of a timeline, as markup."""
+    out = make_store(folder / "s", {"train": ["one"]})
     write_run(out, summary, rows)
-    chart = re.search('<svg[^>]* aria-label="Memory over time".*?</svg>', write_report(out).read_text(encoding="utf-8"))
-    return chart[0] if chart else ""
+    page = write_report(out).read_text(encoding="utf-8")
+    return page[page.index('aria-label="Memory over time"') : page.rindex("</svg>")]
 
 
 def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
     """A run that was ended and resumed an hour later took the time of its two sessions."""
-    rows = [f"{t},a,1,5,5\n" for t in range(10)] + [f"{3600 + t},a,2,5,5\n" for t in range(5)]
+    rows = [(t, "a", 1, 5, 5) for t in range(10)] + [(3600 + t, "a", 2, 5, 5) for t in range(5)]
     drawn = memory_svg(tmp_path, rows)
     assert "<title>a: 13 s</title>" in drawn and drawn.count("resumed") == 1
 
 
 def test_rows_of_a_later_command_are_not_shown(tmp_path: Path) -> None:
     """What was written after the run was finished belongs to another."""
-    mine = [f"{100 + t},mine,2,{5 * MB},5\n" for t in range(5)]
-    later = [f"{200 + t},later,3,{77 * MB},5\n" for t in range(5)]
-    drawn = memory_svg(tmp_path, mine + later, finished=109)
+    mine = [(100 + t, "mine", 2, 5 * MB, 5) for t in range(5)]
+    drawn = memory_svg(tmp_path, mine + [(200 + t, "later", 3, 77 * MB, 5) for t in range(5)], finished=109)
     assert set(re.findall("<title>(.*?)</title>", drawn)) == {"mine: 4 s"}
     assert "peak 5 MB" in drawn and "resumed" not in drawn
 
@@ -379,19 +337,6 @@ def test_lengths_are_those_counted_one_by_one(tmp_path: Path) -> None:
     figures = train[train.index("longest") :].split()
     assert figures[3] == f"{sorted(lengths)[len(lengths) // 2 - 1]:,}" and "200,000" in figures
     assert "over 65,535" in val and "over 65,535" not in train.split("longest")[0]
-
-
-# ---- dropped documents ----
-
-
-def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
-    """Of each reason the first two, with what they duplicate."""
-    out = make_store(tmp_path / "s", {"train": ["one"]})
-    records = [{"reason": reason, "text": f"{reason} {k}", "of": 7} for k in range(3) for reason in ("short", "equal")]
-    write_dropped(out, records)
-    text = read_page(out).text
-    shown = [f"{name}: of 7 7 characters {name} {k}" for k in range(2) for name in ("short", "equal")]
-    assert f"Dropped {' '.join(shown)}" in text and "short 2" not in text
 
 
 # ---- in a real browser ----
@@ -419,7 +364,7 @@ def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path:
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")
     stages = re.findall(r"<li><b>(\w+)</b>", page)
     assert stages == ["read", "dedup", "decontaminate"]
-    assert "method: exact" not in page and "Exact duplicates" not in page
+    assert "method: near, after exact" in page and "Exact duplicates" not in page
     assert page.count("<mark>Highlighted</mark>: ") == 2
     assert f"… <mark>{' '.join(words[2][100:140])}</mark> …" in page
     assert re.search(r"excerpt from character [\d,]+</span></figcaption><p dir=\"auto\">… ", page)

@@ -78,7 +78,7 @@ class NumberJob(engine.Job[dict[str, int]]):
         return [Unit(str(path), path.stat().st_size) for path in self.paths]
 
     def stages(self, run: Session) -> Iterator[Stage]:
-        self.records = Records(run.folder.journal, RECORDS, run.folder.out, run.folder.units.keys())
+        self.records = Records(run.folder, RECORDS, run.folder.units.keys())
         yield Stage("double", Doubling(self.out, self.dies_at), self.records, dict)
 
     def finish(self, run: Session, plan: Any) -> dict[str, int]:

@@ -11,6 +11,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,7 @@ from hypothesis import strategies as st
 from milldam.errors import StoreError
 from milldam.files import seal_line
 from milldam.run.folder import RunFolder
-from milldam.run.records import Journal, Record, Records
-from milldam.run.units import Keys
+from milldam.run.records import Record, Records
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard, Tally
 
@@ -62,7 +62,7 @@ def finished(many: Any, killed: Path) -> Path:
 
 def _records(out: Path) -> Records:
     run = RunFolder(out, TOKENS)
-    return Records(run.journal, RECORDS, out, run.units.keys())
+    return Records(run, RECORDS, run.units.keys())
 
 
 def _no_clock(name: str) -> None:
@@ -185,6 +185,7 @@ def test_records_come_in_plan_order_and_torn_ones_not_at_all(
     order = [(unit, units[:at].count(unit)) for at, unit in enumerate(units)]
     lines = [seal_line(Record(f"{unit:016x}", part, last=part == 1).as_json()) for unit, part in order]
     torn = lines[0][: min(cut, len(lines[0]) - 2)] + b"\n"
-    (out / RECORDS).write_bytes(b"".join([*lines[:4], torn, *lines[4:]]) + lines[1][:-1])
-    records = Records(Journal(out), RECORDS, out, Keys.of(f"{unit:016x}" for unit in range(5)))
+    (out / "run").mkdir()
+    (out / "run" / RECORDS).write_bytes(b"".join([*lines[:4], torn, *lines[4:]]) + lines[1][:-1])
+    records = Records(RunFolder(out, TOKENS), RECORDS, np.arange(5, dtype=np.uint64))
     assert [(unit, one.part) for unit, one in records.in_plan_order()] == sorted(order)

@@ -225,5 +225,5 @@ def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path:
     for _ in range(2):
         said = run_milldam(*asked, "--memory", "150MB", code=4, env=os.environ | cache)
         named += re.findall(r"too small for dedup: it takes at least --memory (\d+)MB", said.stderr)
-    assert len(named) == 2 and abs(int(named[0]) - int(named[1])) <= 6
-    run_milldam(*asked, "--memory", f"{named[1]}MB", env=os.environ | {"MILLDAM_CACHE": str(tmp_path / "empty")})
+    assert len(named) == 2 and int(named[1]) <= int(named[0])
+    run_milldam(*asked, "--memory", f"{named[0]}MB", env=os.environ | {"MILLDAM_CACHE": str(tmp_path / "empty")})

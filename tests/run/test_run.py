@@ -81,7 +81,7 @@ def record(out: Path, unit: int, part: int = 0, *, last: bool = True, splits: tu
 
 def records_of(run: RunFolder) -> Records:
     """The records as the next command finds them."""
-    return Records(run.journal, RECORDS, run.out, run.units.keys())
+    return Records(run, RECORDS, run.units.keys())
 
 
 def add(out: Path, *records: Record) -> None:
@@ -142,10 +142,9 @@ def test_a_unit_that_is_named_twice_is_done_twice(tmp_path: Path) -> None:
     """The same slices at two places of a plan have a key each, the same ones in every plan that names them."""
     start(tmp_path, [*units(2), *units(2)])
     keys = run_in(tmp_path).units.keys()
-    assert len({keys[number] for number in range(4)}) == 4
-    assert [keys.number_of(keys[number]) for number in range(4)] == [0, 1, 2, 3]
+    assert len(set(keys.tolist())) == 4
     start(tmp_path, [units(2)[1], *units(2)], anew=False)
-    assert {run_in(tmp_path).units.keys()[number] for number in range(3)} == {keys[0], keys[1], keys[3]}
+    assert set(run_in(tmp_path).units.keys().tolist()) == set(keys[[0, 1, 3]].tolist())
 
 
 @given(keep=st.integers(0, 400))
@@ -382,14 +381,15 @@ def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, fini
     other_input = dataclasses.replace(identity, input=INPUT)
     other_settings = dataclasses.replace(identity, settings=SETTINGS | {"eos": "none"})
     with run_in(tmp_path) as run:
-        assert run.where_to_begin(identity, overwrite=False, has_results=True) == (FINISHED if finished else UNFINISHED)
-        assert run.where_to_begin(identity, overwrite=True, has_results=True) == (NEW if finished else UNFINISHED)
-        assert run.where_to_begin(other_input, overwrite=False, has_results=True) == UNFINISHED
-        assert run.where_to_begin(other_settings, overwrite=True, has_results=True) == NEW
-        with pytest.raises(MismatchError, match=r'eos: "none" \(made with "auto"\)'):
-            run.where_to_begin(other_settings, overwrite=False, has_results=True)
+        assert run.where_to_begin(identity, overwrite=False) == (FINISHED if finished else UNFINISHED)
+        assert run.where_to_begin(identity, overwrite=True) == (NEW if finished else UNFINISHED)
+        assert run.where_to_begin(other_input, overwrite=False) == UNFINISHED
+        assert run.where_to_begin(other_settings, overwrite=True) == NEW
         if not finished:
-            assert run.where_to_begin(other_settings, overwrite=False, has_results=False) == NEW
+            assert run.where_to_begin(other_settings, overwrite=False) == NEW  # nothing is recorded
+            records_of(run).add(record(tmp_path, 0))
+        with pytest.raises(MismatchError, match=r'eos: "none" \(made with "auto"\)'):
+            run.where_to_begin(other_settings, overwrite=False)
 
 
 # ---- job arrays: several processes at one run ----
@@ -404,7 +404,7 @@ def test_tasks_record_beside_each_other_and_the_run_gathers_them(tmp_path: Path)
         records_of(second).add(record(tmp_path, 3))
     with task_of(tmp_path, 0) as again:
         assert pending(records_of(again)) == {1: 0, 2: 0}
-        with again.journal.own(RECORDS).open("ab") as file:
+        with (tmp_path / "run" / f"records@{again.task.label}.jsonl").open("ab") as file:
             file.write(seal_line(record(tmp_path, 3).as_json()))
     records = resumed(tmp_path)
     assert pending(records) == {1: 0, 2: 0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,13 +64,9 @@ def texts(resolved: Resolved) -> list[str]:
     [
         ("train", (("train",), None)),
         ("train[:100_000]", (("train",), RowSlice(None, 100_000))),
-        ("train[100:200]", (("train",), RowSlice(100, 200))),
         ("train[10%:20%]", (("train",), RowSlice(10, 20, percent=True))),
         ("train[-5%:]", (("train",), RowSlice(-5, None, percent=True))),
-        ("train[:-10]", (("train",), RowSlice(None, -10))),
-        ("train[:]", (("train",), RowSlice())),
         (" train_sft [ 5 : ] ", (("train_sft",), RowSlice(5, None))),
-        ("train+validation", (("train", "validation"), None)),
         ("train + test.v2 + x-y", (("train", "test.v2", "x-y"), None)),
     ],
 )
@@ -79,32 +76,17 @@ def test_a_split_is_read_as_hf_reads_it(text: str, split: tuple[tuple[str, ...],
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    "text",
     [
-        ("", "no name of a split"),
-        ("train[", "no name of a split"),
-        ("train+", "no name of a split"),
-        ("[:10]", "no name of a split"),
-        ("../train", "no name of a split"),
-        ("train[:10](closest)", "no name of a split"),
-        ("train[10]", r"\[10\] is not a slice"),
-        ("train[:1e6]", r"\[:1e6\] is not a slice"),
-        ("train[1:2:3]", "is not a slice"),
-        ("train[:5.5%]", "is not a slice"),
-        ("train[:1__0]", "is not a slice"),
-        ("train[10%:200]", "is not a slice"),
-        ("train[:120%]", "more than 100 %"),
-        ("train[20:10]", "no documents"),
-        ("train[:0]", "no documents"),
-        ("train[-5%:-5%]", "no documents"),
-        ("train[:10]+test", "give each its own entry under datasets"),
+        *("", "train[", "train+", "[:10]", "../train", "train[:10](closest)", "train[10]", "train[:1e6]"),
+        *("train[1:2:3]", "train[:5.5%]", "train[10%:200]", "train[:120%]", "train[20:10]", "train[:0]"),
+        *("train[-5%:-5%]", "train[:10]+test"),
     ],
 )
-def test_what_is_no_split_is_refused_with_an_example(text: str, problem: str) -> None:
+def test_what_is_no_split_is_refused_with_an_example(text: str) -> None:
     """Before anything is looked up."""
-    with pytest.raises(ConfigError, match=problem) as caught:
+    with pytest.raises(ConfigError, match=re.escape(f'split "{text}": ') + r".*Examples: train"):
         resolve_data_set("nowhere", text, None)
-    assert "train[" in str(caught.value) and text in str(caught.value)
 
 
 EDGES = st.none() | st.integers(-150, 150)
@@ -134,31 +116,26 @@ def test_percents_cut_a_data_set_into_parts_that_cover_it_once(edges: list[int],
     ("files", "split", "expected"),
     [
         (["train-00001-of-00002.jsonl", "train-00000-of-00002.jsonl", "test-00000-of-00001.jsonl"], "train", 2),
-        (["data/train.jsonl", "data/test.jsonl"], "test", ["data/test.jsonl"]),
         (["train/part.jsonl", "validation/part.jsonl"], "validation", ["validation/part.jsonl"]),
-        (["a_val.jsonl", "a_train.jsonl"], "validation", ["a_val.jsonl"]),
         (["validation.jsonl", "train.jsonl"], "dev", ["validation.jsonl"]),
-        (["eval/x.jsonl", "train/x.jsonl"], "test", ["eval/x.jsonl"]),
-        (["train/test.jsonl", "other.jsonl"], "train", ["train/test.jsonl"]),
         (["data/train_sft-00000-of-00001.jsonl", "data/train_gen-00000-of-00001.jsonl"], "train_sft", 1),
-        (["data/part-00000-of-00001.jsonl"], "train", 1),
         (["b.jsonl", "a.jsonl"], "train", ["a.jsonl", "b.jsonl"]),
         (["train.jsonl", "test.jsonl"], "test+train", ["test.jsonl", "train.jsonl"]),
-        (["train.jsonl", "test.jsonl", "train-test.jsonl"], "all", 3),
     ],
 )
-def test_a_split_takes_the_files_that_carry_its_name(
+def test_a_split_takes_the_files_that_hf_takes(
     tmp_path: Path, files: list[str], split: str, expected: list[str] | int
 ) -> None:
-    """By folders before file names, in the order of names; and everything is train where nothing says what it is."""
+    """By the conventions of `datasets`, which tells them."""
+    pytest.importorskip("datasets")
     found = names(make(tmp_path, *files), split)
     assert len(found) == expected if isinstance(expected, int) else found == expected
 
 
 def test_a_single_file_is_train_whatever_it_is_called(tmp_path: Path) -> None:
-    """The user named it; and it is the split that its name carries as well."""
+    """The user named it."""
     make(tmp_path, "test.jsonl")
-    for split in ("train", "test", "train[:5]"):
+    for split in ("train", "all", "train[:5]"):
         assert names(tmp_path, split, tmp_path / "test.jsonl") == ["test.jsonl"]
     with pytest.raises(InputError, match=r'no split "validation"'):
         names(tmp_path, "validation", tmp_path / "test.jsonl")
@@ -197,7 +174,7 @@ def save_dict(folder: Path, **splits: list[list[str]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("split", [None, "train", "train[:3]"])
+@pytest.mark.parametrize("split", [None, "train[:3]"])
 def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path, split: str | None) -> None:
     """The files that state.json lists, without `datasets`; what a later map has cached beside them is no part of it."""
     folder = save(tmp_path / "d", [["a", "b", "c"], ["d é"], []])
@@ -207,20 +184,11 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path, split: str | 
     assert texts(resolved) == ["a", "b", "c", "d é"]
 
 
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (None, ["a", "b"]),
-        ("train", ["a", "b"]),
-        ("test", ["c"]),
-        ("test+train", ["c", "a", "b"]),
-        ("all", ["a", "b", "c"]),
-    ],
-)
-def test_a_saved_dict_gives_the_split_asked_for(tmp_path: Path, split: str | None, expected: list[str]) -> None:
+@pytest.mark.parametrize(("split", "expected"), [(None, "ab"), ("test", "c"), ("test+train", "cab"), ("all", "abc")])
+def test_a_saved_dict_gives_the_split_asked_for(tmp_path: Path, split: str | None, expected: str) -> None:
     """Train when nothing is asked for."""
     folder = save_dict(tmp_path / "d", train=[["a"], ["b"]], test=[["c"]])
-    assert texts(resolve_data_set(str(folder), split, None)) == expected
+    assert texts(resolve_data_set(str(folder), split, None)) == list(expected)
 
 
 def test_a_saved_data_set_at_an_address_is_read_there(tmp_path: Path, bucket: Any) -> None:
@@ -229,10 +197,9 @@ def test_a_saved_data_set_at_an_address_is_read_there(tmp_path: Path, bucket: An
     assert texts(resolve_data_set("memory://bucket/d", "test", None)) == ["b"]
 
 
-@pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
-def test_rows_chosen_by_an_index_are_refused(tmp_path: Path, key: str) -> None:
+def test_rows_chosen_by_an_index_are_refused(tmp_path: Path) -> None:
     """Reading the files as they are would give other documents in another order."""
-    folder = save(tmp_path / "d", [["a"]], **{key: [{"filename": "indices.arrow"}]})
+    folder = save(tmp_path / "d", [["a"]], _indices_data_files=[{"filename": "indices.arrow"}])
     with pytest.raises(InputError, match=r"flatten_indices\(\)"):
         resolve_data_set(str(folder), None, None)
 
@@ -304,6 +271,5 @@ def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match=r": no such file or folder\.$"):
         list(list_inputs(resolve_data_set(path, None, None).inputs))
-    with pytest.raises(InputError, match=r": no such file or folder\.$"):
-        resolve_data_set(path, "train", None)
+    assert resolve_data_set(path, "train", None).inputs == (path,)
     assert not hub

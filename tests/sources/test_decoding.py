@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import Result, read, small_blocks
 
-from milldam.sources import decoding, plain_text
+from milldam.sources import arrays, plain_text
 from milldam.sources.batch import TextRules
 
 FILE = TextRules("file", invalid_utf8="drop")
@@ -27,7 +27,7 @@ PIECES = st.sampled_from([b"a", b" ", b"\0", "é".encode(), "🙂".encode(), b"\
 def small_head(characters: int) -> Iterator[None]:
     """So few characters decide whether a text can be mended."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decoding, plain_text):
+        for module in (arrays, plain_text):
             patch.setattr(module, "HEAD_BYTES", characters)
         yield
 
@@ -86,8 +86,8 @@ def test_another_encoding_is_rejected_not_taken_apart(tmp_path: Path, data: byte
 
 def test_only_the_head_decides(tmp_path: Path) -> None:
     """A document that turns bad later is mended, so that the verdict can be had without reading to its end."""
-    data = b"x" * decoding.HEAD_BYTES + b"\xff" * 5000
-    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_BYTES], [])
+    data = b"x" * arrays.HEAD_BYTES + b"\xff" * 5000
+    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * arrays.HEAD_BYTES], [])
 
 
 # ---- the same however it is cut ----

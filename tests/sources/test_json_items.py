@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, plan, read, small_blocks
 
-from milldam.sources.json_items import as_json_lines
+from milldam.sources.records import as_json_lines
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('ab"\\{}[],:\n é') | st.floats(allow_nan=False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,15 +88,6 @@ def test_errors_say_what_is_wrong(desk: Path, spec: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_function(spec)
     assert message in str(caught.value)
-
-
-def test_workers_without_the_current_folder_find_it_too(desk: Path) -> None:
-    """`python -P` leaves the current folder off the path."""
-    write(desk / "desk_module.py", UPPER)
-    code = (
-        "from milldam.text.user_functions import load_function; assert load_function('desk_module:upper')('a') == 'A'"
-    )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=desk)
 
 
 def test_one_bad_document_is_no_end(desk: Path) -> None:

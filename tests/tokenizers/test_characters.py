@@ -16,28 +16,7 @@ import milldam
 
 NEW_LETTER = "\u088f"
 """A letter of Unicode 17: elsewhere `'s` behind it is no word of its own."""
-WORDS = {
-    "gpt2": {},
-    "nfc": {"normalizer": {"type": "NFC"}},
-    "deepseek": {
-        "normalizer": {"type": "Sequence", "normalizers": []},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                *(
-                    {"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated", "invert": False}
-                    for rule in (
-                        r"\p{N}{1,3}",
-                        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-                        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-                        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-                    )
-                ),
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
-    },
-}
+WORDS = {"gpt2": {}, "nfc": {"normalizer": {"type": "NFC"}}}
 
 
 def mixtures(count: int) -> Iterator[str]:

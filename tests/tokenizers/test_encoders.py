@@ -147,29 +147,6 @@ def test_a_tokenizer_on_which_gigatoken_differs_falls_back_with_a_warning(demo_j
     assert choose(GIGATOKEN, tokenizer_json).encoder == GIGATOKEN
 
 
-@pytest.mark.parametrize("wrong", [[1, 2, 3], [], "longer"])
-def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
-    demo_json: str, monkeypatch: pytest.MonkeyPatch, wrong: Any
-) -> None:
-    """Other ids, none at all, or one more at the end: the warning shows that text, and both ids from there on."""
-    text = f"the text of the input on which they differ, {wrong}"
-    right = whole(demo_json, text)
-    ids = [*right, 77] if wrong == "longer" else wrong
-
-    def encode(encoder: Encoder, texts: list[str]) -> list[Any]:
-        return [
-            np.array(ids) if one == text else two for one, two in zip(texts, encode_each(encoder, texts), strict=True)
-        ]
-
-    monkeypatch.setattr("milldam.tokenizers.proof.encode_each", encode)
-    choice = choose("auto", demo_json, "fine", text, "fine too")
-    at = len(right) if wrong == "longer" else 0
-    assert choice.encoder == HUGGINGFACE
-    assert choice.warning is not None
-    assert repr(text) in choice.warning
-    assert f"at token {at}: gigatoken {ids[at : at + 6]}, HF tokenizers {right[at : at + 6]}" in choice.warning
-
-
 @pytest.mark.parametrize("kind", ["unigram_json", "wordpiece_json"])
 def test_a_kind_that_gigatoken_does_not_know_falls_back_quietly(request: pytest.FixtureRequest, kind: str) -> None:
     """With a note, but no warning: nothing is wrong; asked for by name, it is a setting that is wrong."""

@@ -67,18 +67,6 @@ def test_truncation_padding_and_dropout_are_taken_out(tmp_path: Path, demo_token
     assert not (kept["truncation"] or kept["padding"] or kept["model"]["dropout"])
 
 
-def test_gpt2s_pair_of_files_equals_its_tokenizer_json(
-    shared_data: Path, tmp_path: Path, demo_texts: list[str]
-) -> None:
-    """On every document of the demo corpus, and on the special token's text."""
-    folder = shared_data / "tokenizers/gpt2"
-    for name in ("vocab.json", "merges.txt"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    pair, whole = (load_tokenizer(str(place)).huggingface for place in (tmp_path, folder))
-    texts = [*demo_texts, "a<|endoftext|>b", " \n\n  x"]
-    assert [ids(pair, text) for text in texts] == [ids(whole, text) for text in texts]
-
-
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mill", "##s", "cafe", "café", ",", "你"]
 
 
@@ -182,28 +170,9 @@ def test_files_of_other_programs_say_how_to_convert_them(tmp_path: Path, name: s
         load_tokenizer(str(tmp_path / name))
 
 
-# ---- real ones ----
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "eos"),
-    [
-        ("gpt2", 50257, "<|endoftext|>"),
-        ("qwen2.5", 151665, "<|endoftext|>"),
-        ("t5", 32100, "</s>"),
-        ("xlnet-base-cased", 32000, "</s>"),
-    ],
-)
-def test_real_tokenizers_load_and_have_an_end(shared_data: Path, name: str, size: int, eos: str) -> None:
-    """With their whole vocabulary; the end is found without being told."""
-    loaded = load_tokenizer(str(shared_data / "tokenizers" / name))
-    assert (loaded.name, loaded.vocab_size) == (name, size)
-    assert choose_special_tokens(loaded.huggingface, loaded.named, bos="none", eos="auto").eos_token == eos
-
-
 # ---- tokens that begin and end a document ----
 
-BOTH_AUTO = {"bos": "auto", "eos": "auto"}
+AUTO = ("auto", "auto")
 
 
 def with_tokens(*special: str) -> Any:
@@ -222,37 +191,21 @@ def write(folder: Path, **files: Any) -> Path:
 @pytest.mark.parametrize(
     ("has", "named", "asked", "chosen"),
     [
-        (["<s>", "</s>"], {"bos": "<s>", "eos": "</s>"}, {"bos": "none", "eos": "none"}, SpecialTokens(None, None)),
-        (
-            ["</s>", "<|im_end|>", "<s>", "[start]"],
-            {"bos": "[start]", "eos": "<|im_end|>"},
-            BOTH_AUTO,
-            SpecialTokens(4, 2, "[start]", "<|im_end|>"),
-        ),
-        (
-            ["</s>", "<end>", "<begin>"],
-            {"bos_id": 3, "eos_id": 2},
-            BOTH_AUTO,
-            SpecialTokens(3, 2, "<begin>", "<end>"),
-        ),
-        (["<x>"], {}, BOTH_AUTO, SpecialTokens(None, None)),
-        (["<s>", "</s>"], {"bos": "<gone>", "eos": "<gone>"}, BOTH_AUTO, SpecialTokens(1, 2, "<s>", "</s>")),
-        (["<s>", "</s>"], {"bos_id": 99, "eos_id": 99}, BOTH_AUTO, SpecialTokens(1, 2, "<s>", "</s>")),
-        (
-            ["</s>", "<sep>"],
-            {"eos": "</s>"},
-            {"bos": "[UNK]", "eos": "<sep>"},
-            SpecialTokens(0, 2, "[UNK]", "<sep>"),
-        ),
-        (["<|x|>"], {"eos": "<|x|>"}, {"bos": "<|x|>", "eos": "auto"}, SpecialTokens(1, 1, "<|x|>", "<|x|>")),
+        (["<s>", "</s>"], {"bos": "<s>", "eos": "</s>"}, ("none", "none"), (None, None)),
+        (["</s>", "<|im_end|>", "[start]"], {"bos": "[start]", "eos": "<|im_end|>"}, AUTO, ("[start]", "<|im_end|>")),
+        (["</s>", "<end>", "<begin>"], {"bos_id": 3, "eos_id": 2}, AUTO, ("<begin>", "<end>")),
+        (["<x>"], {}, AUTO, (None, None)),
+        (["<s>", "</s>"], {"bos": "<gone>", "eos_id": 99}, AUTO, ("<s>", "</s>")),
+        (["</s>", "<sep>"], {"eos": "</s>"}, ("[UNK]", "<sep>"), ("[UNK]", "<sep>")),
+        (["<|x|>"], {"eos": "<|x|>"}, ("<|x|>", "auto"), ("<|x|>", "<|x|>")),
     ],
-    ids=["none", "names", "ids of the config", "no candidate", "a name it lacks", "an id it lacks", "asked", "both"],
+    ids=["none", "names", "ids of the config", "no candidate", "what it lacks", "asked", "both"],
 )
-def test_what_is_put_around_a_document(
-    has: list[str], named: dict[str, Any], asked: dict[str, str], chosen: SpecialTokens
-) -> None:
+def test_what_is_put_around_a_document(has: list[str], named: dict[str, Any], asked: Any, chosen: Any) -> None:
     """What the user says, else what the files name, if the tokenizer has it."""
-    assert choose_special_tokens(with_tokens(*has), named, **asked) == chosen
+    tokenizer = with_tokens(*has)
+    ids = (None if token is None else tokenizer.token_to_id(token) for token in chosen)
+    assert choose_special_tokens(tokenizer, named, bos=asked[0], eos=asked[1]) == SpecialTokens(*ids, *chosen)
 
 
 @pytest.mark.parametrize("option", ["bos", "eos"])

@@ -19,7 +19,6 @@ from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.tokenizers.loading import choose_special_tokens, load_tokenizer
 from milldam.tokenizers.training import (
     TrainedTokenizer,
-    bounded_texts,
     train_tokenizer,
     training_bytes,
 )
@@ -132,14 +131,3 @@ def test_too_many_different_words_are_refused_while_reading(tmp_path: Path) -> N
     with pytest.raises(ResourceError, match=r"different words.\n.*tokenizer.train.sample"):
         train_tokenizer(texts(), out=tmp_path / "t", memory_bytes=training_bytes(0, 0) + 20_000_000)
     assert 5 < read < 100
-
-
-def test_long_texts_and_words_are_cut() -> None:
-    """No text of the trainer is longer than it can handle, no word either, and nothing is lost."""
-    texts = ["short one", "x" * 1000, "word " * 50_000, "漢" * 300]
-    found = bounded_texts(pa.array(texts, pa.large_string()))
-    assert found[0] == "short one"
-    assert max(map(len, found)) <= 1 << 16
-    assert max(len(word) for text in found for word in text.split()) <= 256
-    without = str.maketrans("", "", "\n")
-    assert "".join(found).translate(without) == "".join(texts)

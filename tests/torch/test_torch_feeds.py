@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import milldam  # noqa: E402
 from milldam import ConfigError, Feed  # noqa: E402
-from milldam.torch import BatchDataset, MapDataset, tensors  # noqa: E402
+from milldam.torch import BatchDataset, tensors  # noqa: E402
 
 PLAN = random_plan(8, units=12)
 SEQ_LEN = 16
@@ -71,4 +71,4 @@ def test_a_store_in_the_making_has_no_length_and_all_batches(finished: Feed, lat
     assert rows(dataset) == wanted
     assert rows(tensors(late.windows(SEQ_LEN).batches(7, seed=3))) == wanted
     with pytest.raises(ConfigError, match="A sampler of torch can't draw from a feed"):
-        MapDataset(late.windows(SEQ_LEN))
+        next(iter(DataLoader(late.windows(SEQ_LEN), sampler=[0])))

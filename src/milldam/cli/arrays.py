@@ -34,20 +34,17 @@ if TYPE_CHECKING:
 @click.option("--cpus", "cpus_per_task", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory per task (sbatch --mem), such as 64G.")
 @click.option("--time", metavar="TIME", help="Time limit per task (sbatch --time).")
-@click.option("--partition", metavar="NAME", help="Partition to queue in (sbatch --partition).")
-@click.option("--account", metavar="NAME", help="Account to charge (sbatch --account).")
-@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other sbatch option; may be repeated.")
+@click.option(
+    "--sbatch",
+    "more",
+    multiple=True,
+    metavar="OPTION",
+    help="Any other sbatch option, such as --partition=cpu. May be repeated.",
+)
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="Command that starts milldam there.")
 def slurm(
-    command: tuple[str, ...],
-    nodes: int,
-    tasks: int | None,
-    out: Path | None,
-    more: tuple[str, ...],
-    setup: str,
-    program: str,
-    **named: Any,
+    command: tuple[str, ...], nodes: int, tasks: int | None, out: Path | None, more: tuple[str, ...], **named: Any
 ) -> None:
     """
     Each stage is a job array that waits for the previous stage.
@@ -65,9 +62,10 @@ def slurm(
     from milldam.files import write_file
 
     work, _ = array_of_command(command)
-    given = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
-    options = [*ALWAYS, *(f"--{name}={value}" for name, value in given.items()), *more]
+    setup, program = named.pop("setup"), named.pop("program")
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None]
     stages = work.job.stage_names
+    options = [*ALWAYS, *given, *more]
     script = slurm_script(command, stages, nodes, tasks, options=options, setup=setup, program=program)
     if out is None:
         click.echo(script, nl=False)
@@ -158,10 +156,7 @@ _HEAD = """\
 # After a failure, run it again when nothing of it is queued any more: only the rest is done.
 set -euo pipefail
 cd {folder}
-
-# Every task runs this first,
 setup={setup}
-# then $run_units, its options, and the command that describes the job.
 run_units={run_units}
 job={job}
 options=({options})
@@ -192,24 +187,17 @@ def slurm_script(
     `nodes`: tasks of an array that work at the same time, a machine each. `options`: passed to sbatch as they are.
     `setup`: shell commands that come first on every machine. `program`: how milldam is started there.
     """
-    lines = [
-        _HEAD.format(
-            folder=shlex.quote(str(Path.cwd())),
-            setup=shlex.quote(setup),
-            run_units=shlex.quote(f"{program} run-units --wait {WAIT_SECONDS}"),
-            job=shlex.quote(shlex.join(command)),
-            options=shlex.join(options),
-        )
-    ]
-    count, before = tasks or nodes, ""
+    words = {"folder": str(Path.cwd()), "setup": setup, "run_units": f"{program} run-units --wait {WAIT_SECONDS}"}
+    words |= {"job": shlex.join(command)}
+    quoted = {name: shlex.quote(text) for name, text in words.items()}
+    lines, count, before = [_HEAD.format(**quoted, options=shlex.join(options))], tasks or nodes, ""
     for stage in (PREPARE, *stages, FINISH):
         task, queued = f"$run_units --stage {stage}", [f"--job-name=milldam-{stage}"]
         if stage in stages:
             # expanded on the machine that runs the task
             task += f" --index \\$SLURM_ARRAY_TASK_ID --of {count}"
             queued.append(f"--array=0-{count - 1}" + (f"%{nodes}" if count > nodes else ""))
-        if before:
-            queued.append(f'--dependency="afterok:$job_{before}"')
+        queued += [f'--dependency="afterok:$job_{before}"'] if before else []
         lines.append(f'job_{stage}=$(queue "{task} $job" \\\n  {" ".join(queued)})')
         before = stage
     numbers = " ".join(f"$job_{stage}" for stage in (PREPARE, *stages, FINISH))

@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -45,20 +46,7 @@ _MEMORY_SECONDS = 0.25
 @click.option("--read", type=click.Choice(["auto", "map", "pread"]), default="auto", help="How to read files.")
 @click.option("--cache", metavar="SIZE", help="For a store at an address: size of the cache. [default: 50GB]")
 @json_option
-def feed(
-    data: tuple[str, ...],
-    seq_len: int,
-    batch_size: int,
-    split: str | None,
-    packed: str | None,
-    shuffle: str | None,
-    epochs: int | None,
-    seconds: float,
-    read: str,
-    cache: str | None,
-    as_json: bool,
-    **text: Any,
-) -> None:
+def feed(data: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:
     """
     Shows the time to the first batch, tokens/s and memory.
 
@@ -75,14 +63,15 @@ def feed(
     """
     from milldam.api import open
     from milldam.feeding import is_config, is_raw
-    from milldam.loader import batches as _  # noqa: F401 - imports while the clock runs would be counted
 
-    if packed:
-        import milldam.loader.packed  # noqa: F401
+    # Imports while the clock runs would be counted.
+    import_module("milldam.loader.batches")
+    import_module("milldam.loader.packed")
     if seconds <= 0:
         raise ConfigError(f"--seconds {seconds}: use more than 0.")
     inputs: Any = list(data) if len(data) > 1 else data[0]
-    text = {name: value for name, value in text.items() if value is not None}
+    length, size, packed, shuffle = (options[name] for name in ("seq_len", "batch_size", "packed", "shuffle"))
+    text = {name: options[name] for name in ("tokenizer", "store", "memory", "workers") if options[name] is not None}
     with contextlib.ExitStack() as stack:
         is_text = is_raw(inputs, text)
         if not is_text and (len(data) > 1 or text):
@@ -91,30 +80,39 @@ def feed(
             text["store"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="milldam-feed-"))
 
         def make() -> Batches[Any]:
-            opened: Any = open(inputs, split=split, **(text if is_text else {"cache": cache}))
+            opened: Any = open(inputs, split=options["split"], **(text if is_text else {"cache": options["cache"]}))
             if is_text:
                 stack.enter_context(contextlib.closing(opened))
-            samples = (
-                opened.packed(seq_len, strategy=packed, read=read) if packed else opened.windows(seq_len, read=read)
-            )
-            order = {} if shuffle is None else {"shuffle": _SHUFFLES[shuffle]}
-            made: Batches[Any] = samples.batches(batch_size, epochs=epochs, **order)
+            read, order = options["read"], {} if shuffle is None else {"shuffle": _SHUFFLES[shuffle]}
+            samples = opened.packed(length, strategy=packed, read=read) if packed else opened.windows(length, read=read)
+            made: Batches[Any] = samples.batches(size, epochs=options["epochs"], **order)
             return made
 
         figures = _measure(make, seconds)
-    figures |= {"data": inputs, "seq_len": seq_len, "batch_size": batch_size, "view": packed or "windows"}
-    figures["shuffle"] = shuffle or "full"
+    figures |= {"data": inputs, "seq_len": length, "batch_size": size, "view": packed or "windows"}
+    figures["shuffle"] = shuffle or ("in groups of units" if figures["making"] else "full")
+    lines = {"First batch": f"{1000 * figures['first_batch_seconds']:.1f} ms from opening; imports not counted"}
+    lines["Rate"] = "none: there is one batch only"
     if figures["steady"]:
         figures["samples_per_second"] = figures["steady"] / figures["steady_seconds"]
-        figures["tokens_per_second"] = seq_len * figures["samples_per_second"]
-    if as_json:
-        click.echo(json.dumps(figures))
-    else:
-        named, order = data[0], figures["shuffle"] if not figures["making"] else "in groups of units"
-        kind = f"rows ({packed})" if packed else "windows"
-        click.echo(visible(f"{named}: {kind} of {seq_len:,} tokens, shuffle {order}, batches of {batch_size:,}"))
-        for name, line in _lines(figures).items():
-            click.echo(f"{name + ':':<14}{line}")
+        figures["tokens_per_second"] = length * figures["samples_per_second"]
+        rates = f"{figures['tokens_per_second']:,.0f} tokens/s, {figures['samples_per_second']:,.0f} samples/s"
+        lines["Rate"] = f"{rates}; {1000 * figures['steady_seconds'] / (figures['batches'] - 1):.3f} ms a batch"
+    held, mapped = format_size(figures["anonymous_bytes"]), format_size(figures["file_bytes"])
+    lines["Memory"] = f"{held} beyond imports; mapped files (reclaimable) {mapped}"
+    if making := figures["making"]:
+        units = f"{making['units_made']:,.0f} of {counted(int(making['units']), 'unit')}"
+        rate = f"{making['tokens_made_per_second']:,.0f} tokens/s by {counted(int(making['workers']), 'worker')}"
+        held, budget = (format_size(int(making[name])) for name in ("memory_bytes", "budget_bytes"))
+        lines["Made"] = f"{units}, {making['units_ahead']:,.0f} ahead; {rate}; {held} of {budget}"
+        waited = f"{counted(int(making['waits']), 'time')}, {making['waited_seconds']:.2f} s"
+        lines["Waited"] = f"{waited}, for units that were not made yet"
+    samples, batches = counted(figures["delivered"], "sample"), counted(figures["batches"], "batch", "batches")
+    lines["Delivered"] = f"{samples} in {batches}, {figures['steady_seconds']:.2f} s; ended by {figures['ended']}"
+    kind = f"rows ({packed})" if packed else "windows"
+    head = f"{data[0]}: {kind} of {length:,} tokens, shuffle {figures['shuffle']}, batches of {size:,}"
+    shown = "\n".join([visible(head), *(f"{name + ':':<14}{line}" for name, line in lines.items())])
+    click.echo(json.dumps(figures) if as_json else shown)
     if figures["ended"] == "interrupted":
         sys.exit(EXIT_INTERRUPTED)
 
@@ -164,26 +162,3 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
         "ended": ended,
         "making": batches.samples._stats(),
     }
-
-
-def _lines(figures: dict[str, Any]) -> dict[str, str]:
-    """The figures for people, by the name of the line."""
-    held, mapped = format_size(figures["anonymous_bytes"]), format_size(figures["file_bytes"])
-    lines = {"First batch": f"{1000 * figures['first_batch_seconds']:.1f} ms from opening; imports not counted"}
-    if "tokens_per_second" not in figures:
-        lines["Rate"] = "none: there is one batch only"
-    else:
-        each = 1000 * figures["steady_seconds"] / (figures["batches"] - 1)
-        rates = f"{figures['tokens_per_second']:,.0f} tokens/s, {figures['samples_per_second']:,.0f} samples/s"
-        lines["Rate"] = f"{rates}; {each:.3f} ms a batch"
-    lines["Memory"] = f"{held} beyond imports; mapped files (reclaimable) {mapped}"
-    if making := figures["making"]:
-        units = f"{making['units_made']:,.0f} of {counted(int(making['units']), 'unit')}"
-        rate = f"{making['tokens_made_per_second']:,.0f} tokens/s by {counted(int(making['workers']), 'worker')}"
-        held, budget = (format_size(int(making[name])) for name in ("memory_bytes", "budget_bytes"))
-        lines["Made"] = f"{units}, {making['units_ahead']:,.0f} ahead; {rate}; {held} of {budget}"
-        waited = f"{counted(int(making['waits']), 'time')}, {making['waited_seconds']:.2f} s"
-        lines["Waited"] = f"{waited}, for units that were not made yet"
-    samples, batches = counted(figures["delivered"], "sample"), counted(figures["batches"], "batch", "batches")
-    lines["Delivered"] = f"{samples} in {batches}, {figures['steady_seconds']:.2f} s; ended by {figures['ended']}"
-    return lines

@@ -79,12 +79,6 @@ def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
     if remove is not None:
         opened.remove(remove)
         click.echo(f"{remove} is removed.", err=True)
-    runs = opened.runs()
-    if as_json:
-        click.echo(json.dumps([asdict(run) for run in runs]))
-        return
-    for run in runs:
-        near = ", with near-dedup" if run.near is not None else ""
-        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new{near}  {run.out}")
-    if not runs:
-        click.echo(f"{index}: no runs.")
+    lines = [f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new  {run.out}" for run in opened.runs()]
+    runs = [asdict(run) for run in opened.runs()]
+    click.echo(json.dumps(runs) if as_json else "\n".join(lines or [f"{index}: no runs."]))

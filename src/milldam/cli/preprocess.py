@@ -73,23 +73,21 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, **options: Any
     """
     from milldam.cli.summaries import plan_lines
     from milldam.pipeline.job import plan_job
-    from milldam.run.budget import WorkPlan
 
     checked = _load(config, overrides, options)
     planned = plan_job(checked)
-    plan, disk = planned.plan, planned.disk
+    disk, workers = planned.disk, counted(planned.plan.workers, "worker")
     if as_json:
-        common = {one.name: getattr(plan, one.name) for one in dataclasses.fields(WorkPlan)}
-        facts = {one.name: getattr(planned, one.name) for one in dataclasses.fields(planned)} | {"plan": common}
-        click.echo(json.dumps(facts, default=dataclasses.asdict))
+        click.echo(json.dumps(dataclasses.asdict(planned)))
         return
-    for line in (
-        *plan_lines(plan),
-        f"Output: {checked.out} ({planned.state}; for typical text about {format_size(disk.store_bytes)}, at most"
-        f" {format_size(disk.most_bytes)} meanwhile; {format_size(disk.free_bytes)} are free)",
-        f"Least memory: {format_size(planned.memory_bytes)} for {counted(plan.workers, 'worker')}",
-    ):
-        click.echo(line)
+    sizes = [format_size(one) for one in (disk.store_bytes, disk.most_bytes, disk.free_bytes)]
+    lines = [
+        *plan_lines(planned.plan),
+        f"Output: {checked.out} ({planned.state}; for typical text about {sizes[0]}, at most {sizes[1]} meanwhile; "
+        f"{sizes[2]} are free)",
+        f"Least memory: {format_size(planned.memory_bytes)} for {workers}",
+    ]
+    click.echo("\n".join(lines))
 
 
 def _load(path: Path, overrides: tuple[str, ...], options: dict[str, Any], *, quiet: bool = False) -> Config:

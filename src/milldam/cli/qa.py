@@ -96,16 +96,12 @@ def qa_eval(
         lines.append(f"Best exact {exact:.2f}, when null odds above {threshold:g} mean no answer.")
         lines.append(f"Best F1 {found['best_f1']:.2f}, when those above {found['best_f1_thresh']:g} do.")
     click.echo(visible("\n".join(lines)))
-    remarks = []
     if scores.missing:
         such = ", ".join(scores.missing[:3]) + ", ..." * (len(scores.missing) > 3)
-        remarks.append(f"{len(scores.missing):,} of {scores.total:,} questions have no prediction and count 0: {such}")
+        missing = f"{len(scores.missing):,} of {scores.total:,} questions have no prediction and count 0: {such}"
+        click.echo(visible(missing), err=True)
     if scores.unknown:
-        remarks.append(f"{scores.unknown:,} predictions are for questions that are not in the references.")
+        click.echo(f"{scores.unknown:,} predictions are for questions that are not in the references.", err=True)
     if scores.left_out:
-        remarks.append(
-            f"{scores.left_out:,} examples were rejected or dropped when the store was made: they are not in the "
-            "scores. Name the original file to count them."
-        )
-    for remark in remarks:
-        click.echo(visible(remark), err=True)
+        left = f"{scores.left_out:,} examples were rejected or dropped when the store was made: they are not in the"
+        click.echo(f"{left} scores. Name the original file to count them.", err=True)

@@ -39,22 +39,18 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(figures))
         return
-    sources = source_lines([Tally(**one) for one in figures.pop("sources", [])])
-
-    def show(name: str, value: Any) -> None:
+    sources, rows = [Tally(**one) for one in figures.pop("sources", [])], list[tuple[str, Any]]()
+    for name, value in figures.items():
+        rows.append((name, value if value != {} else None))
+        if isinstance(value, dict) and value:
+            rows[-1] = (name, "")
+            rows += [(f"  {key}", inner) for key, inner in value.items()]
+    for name, value in rows:
         shown = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
         words = {"None": "none", "True": "yes", "False": "no"}
-        click.echo(f"{name + ':':<22}{words.get(shown, shown)}")
-
-    for name, value in figures.items():
-        if isinstance(value, dict) and value:
-            click.echo(f"{name}:")
-            for key, inner in value.items():
-                show(f"  {key}", inner)
-        else:
-            show(name, None if value == {} else value)
-    if sources:
-        click.echo(visible("\n".join(sources)))
+        click.echo(f"{name + ':':<22}{words.get(shown, shown)}".rstrip())
+    for line in source_lines(sources):
+        click.echo(visible(line))
 
 
 def _of_store(store: Store) -> dict[str, Any]:

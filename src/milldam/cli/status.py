@@ -55,7 +55,7 @@ def read_status(out: Path) -> dict[str, Any]:
     if state == runs.NEW and not is_running:
         raise StoreError(f"{out}: no run and no store here.\n{_NAME_IT}")
     last = runs.read_status(run.folder)
-    safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.journal, RECORDS)
+    safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.folder, RECORDS)
     if state == runs.FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {}
@@ -86,34 +86,35 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     if state == "finished":
         return [f"{out}: finished; {', '.join(kept)}."]
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
-    lines, resume = [f"Safe: {', '.join(kept)}."], []
+    lines = [f"Safe: {', '.join(kept)}."]
     if state == "ended":
         lines.insert(0, f"{out}: ended before it was done ({units}).")
-        resume = ["Make the same call, or run the same command, again to resume."]
-        if tasks:
-            resume = ["Queue the job again to resume."]
-        elif found.get("command"):
-            there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
-            resume = [f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
     elif tasks and not found.get("pid"):
         lines.insert(0, f"{out}: {state}, in array tasks, {units}")
     else:
         process = f"process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}"
         memory = f"{format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}"
         lines[:0] = [f"{out}: {state}, {process}, {units}, {found.get('elapsed', 0):.0f} s", f"Memory: {memory}"]
-        for number, worker in sorted(found.get("workers", {}).items()):
-            lines.append(
-                f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-                f"{format_size(worker.get('input_bytes', 0))} of it, "
-                f"{format_size(worker.get('anonymous_bytes', 0))}, last seen {time.time() - worker['time']:.0f} s ago"
-            )
+    for number, worker in sorted(found.get("workers", {}).items()) if state != "ended" else ():
+        moved, held = format_size(worker.get("input_bytes", 0)), format_size(worker.get("anonymous_bytes", 0))
+        seen = f"last seen {time.time() - worker['time']:.0f} s ago"
+        lines.append(
+            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {moved} of it, {held}, {seen}"
+        )
     for label, task in tasks.items():
-        line = f"  {label}: {task['state']}"
+        more = ""
         if task["state"] == "failed":
-            line += f" on {task.get('host')}: {task.get('message')}"
-        elif task["state"] != "done" and "units" in task:
-            line += f", process {task['pid']} on {task['host']}, {task['units_done']} of about "
-            line += f"{counted(task['units'], 'unit')}, {task['elapsed']:.0f} s, {format_size(task['anonymous_bytes'])}"
-        lines += [line] if task["state"] != "done" else []
+            more = f" on {task.get('host')}: {task.get('message')}"
+        elif "units" in task:
+            units = f"{task['units_done']} of about {counted(task['units'], 'unit')}"
+            more = f", process {task['pid']} on {task['host']}, {units}, {task['elapsed']:.0f} s"
+        lines += [f"  {label}: {task['state']}{more}"] if task["state"] != "done" else []
     finished = sum(task["state"] == "done" for task in tasks.values())
-    return [*lines, *([f"  {counted(finished, 'array task')} done"] if finished else []), *resume]
+    lines += [f"  {counted(finished, 'array task')} done"] if finished else []
+    if state != "ended":
+        return lines
+    if tasks or not found.get("command"):
+        again = "Queue the job again" if tasks else "Make the same call, or run the same command, again"
+        return [*lines, f"{again} to resume."]
+    there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
+    return [*lines, f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]

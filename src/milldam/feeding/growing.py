@@ -8,6 +8,7 @@ from its begin.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -26,14 +27,13 @@ from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
 from milldam.prefetch import leave_if_closed
 from milldam.run.folder import RUN_FOLDER, read_status
 from milldam.run.records import RECORDS, Record, parse_record
-from milldam.run.units import Identity, Keys, UnitList
+from milldam.run.units import Identity, KeyArray, UnitList, mixed_keys
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
 from milldam.stores.tokens.manifest import Shard
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 """Seconds between looks for a part that is waited for."""
-_BLOCK = 1 << 20
 _FINISH_SECONDS = 10.0
 
 
@@ -53,7 +53,7 @@ class GrowingParts:
         if len(units) != planned.units:
             raise MismatchError(f"{order.out}: is being redone. Open the data again.")
         # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
-        keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
+        keys = mixed_keys(units.keys(), planned.index_key)
         self._made = MadeParts(self._run / RECORDS, keys)
         self._demand, self._making = Demand(self._run), making or Making(order)
         self._owner, self._lock = os.getpid(), threading.RLock()
@@ -162,11 +162,12 @@ class GrowingParts:
 class MadeParts:
     """Where the record of each part lies in the records of the run."""
 
-    def __init__(self, path: Path, keys: Keys) -> None:
-        self._path, self._keys = path, keys
+    def __init__(self, path: Path, keys: KeyArray) -> None:
+        self._path, self._units = path, {f"{key:016x}": unit for unit, key in enumerate(keys.tolist())}
         self._file: tuple[int, int] | None = None
-        self._at, self._rest = 0, b""
-        self._places: dict[tuple[int, int], int] = {}
+        self._at = 0
+        self._places: dict[tuple[int, int], tuple[int, str]] = {}
+        """(unit, part) -> where its line begins, its key."""
         self.complete: set[int] = set()
         """Units of which every part is made."""
         self.tokens = 0
@@ -178,47 +179,32 @@ class MadeParts:
     def find(self, unit: int, part: int) -> Record | None:
         """The record of a part; None: it is not made yet."""
         self.look()
-        if (place := self._places.get((unit, part))) is None:
+        if (unit, part) not in self._places:
             return None
+        place, key = self._places[unit, part]
         with self._path.open("rb") as lines:
             lines.seek(place)
             record = parse_record(lines.readline())
         # The file may have been replaced just now.
-        return record if record is not None and (record.key, record.part) == (self._keys[unit], part) else None
+        return record if record is not None and (record.key, record.part) == (key, part) else None
 
     def look(self) -> None:
         """Take note of what was written meanwhile."""
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            status = os.fstat(descriptor)
+        with contextlib.suppress(FileNotFoundError), naming(self._path), self._path.open("rb") as lines:
+            status = os.fstat(lines.fileno())
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
-                self._file, self._at, self._rest = (status.st_dev, status.st_ino), 0, b""
+                self._file, self._at, self.tokens = (status.st_dev, status.st_ino), 0, 0
                 self._places.clear()
                 self.complete.clear()
-                self.tokens = 0
-            while block := self._read(descriptor):
-                begin = self._at - len(self._rest)
-                lines = (self._rest + block).split(b"\n")
-                # The last one is empty, or still being written.
-                self._at, self._rest = self._at + len(block), lines.pop()
-                for line in lines:
-                    self._take(line, begin)
-                    begin += len(line) + 1
-        finally:
-            os.close(descriptor)
-
-    def _read(self, descriptor: int) -> bytes:
-        with naming(self._path):
-            return os.pread(descriptor, _BLOCK, self._at)
-
-    def _take(self, line: bytes, begin: int) -> None:
-        record = parse_record(line)
-        unit = None if record is None else self._keys.number_of(record.key)
-        if record is not None and unit is not None and (unit, record.part) not in self._places:
-            self._places[unit, record.part] = begin
-            self.tokens += record.counts["tokens"]
-            if record.last:
-                self.complete.add(unit)
+            lines.seek(self._at)
+            for line in lines:
+                if not line.endswith(b"\n"):  # it is still being written
+                    return
+                record, begin = parse_record(line), self._at
+                unit = None if record is None else self._units.get(record.key)
+                self._at += len(line)
+                if record is not None and unit is not None and (unit, record.part) not in self._places:
+                    self._places[unit, record.part] = begin, record.key
+                    self.tokens += record.counts["tokens"]
+                    if record.last:
+                        self.complete.add(unit)

@@ -213,7 +213,7 @@ class ExportJob(engine.Job[ExportSummary]):
         folder = run.folder
         with explain_os_errors(self._export.folder):
             self._export.folder.mkdir(exist_ok=True)
-        self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
+        self._records = Records(folder, RECORDS, folder.units.keys())
         yield Stage("export", self._export, self._records, OutputFile.from_json)
 
     def finish(self, run: Session, plan: WorkPlan) -> ExportSummary:

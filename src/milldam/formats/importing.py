@@ -38,7 +38,7 @@ from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity, key_of
+from milldam.run.units import Identity, key_of, mixed_keys
 from milldam.stores.kinds import TOKENS, live_files, store_kind
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard
@@ -238,9 +238,8 @@ class ImportJob(engine.Job[ImportSummary]):
 
     def stages(self, run: Session) -> Iterator[Stage]:
         folder, width = run.folder, np.dtype(self._dtype).itemsize
-        keys = folder.units.keys()
         # A wider file that is new makes all shards wider.
-        self._records = Records(folder.journal, RECORDS, folder.out, keys.mixed(np.full(len(keys), width, np.uint64)))
+        self._records = Records(folder, RECORDS, mixed_keys(folder.units.keys(), width))
         limit = self._vocab_size or (_LARGEST_BELIEVED if width > 2 else 2**16)
         load = _Import(folder.out, self._settings, self._dtype, limit)
         yield Stage("import", load, self._records, SourceFile.from_json)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError, Setting
-from milldam.files import FileSink, NewFile, hash_bytes, write_json
+from milldam.files import NewFile, hash_bytes, write_json
 from milldam.formats.columns import NO_LOSS, spans_of
 from milldam.formats.flat import block_as, cut_blocks
 from milldam.loader.reading import open_reader, ranges
@@ -178,8 +178,7 @@ def write_rows(new: NewFile, to: str, rows: Rows, file: OutputFile) -> None:
 
     kinds = [(name, pa.from_numpy_dtype(dtype), lists) for name, (dtype, lists) in rows.types.items()]
     schema = pa.schema([(name, pa.list_(kind) if lists else kind) for name, kind, lists in kinds])
-    sink = FileSink(new)
-    opened: Any = pa.ipc.new_stream(sink, schema) if to == "hf" else pq.ParquetWriter(sink, schema, compression="zstd")
+    opened: Any = pa.ipc.new_stream(new, schema) if to == "hf" else pq.ParquetWriter(new, schema, compression="zstd")
     with opened as writer:
         for columns in rows.blocks(file):
             arrays = []

@@ -5,8 +5,8 @@ stored. Samples take a number to stretches of tokens, and these to arrays. Batch
 state is one number, for any number of ranks.
 
 stream        a stretch of tokens over any number of files
-reading       tokens by position: one gather from mapped files, or announced reads for data beyond memory;
-              cached_reading: of files that come through a cache
+reading       tokens by position: one gather from mapped files, or announced reads for data beyond memory, also of files
+              that come through a cache
 permutation   a keyed permutation of [0, n), computed where it is needed
 order         shuffled in all ways, by length, or in sequence: place -> number of a sample
 types         the types of samples and batches

@@ -14,11 +14,10 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +38,6 @@ _NUMBERS_AT_ONCE = 4096
 _ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES = 1024, 1 << 25
 _WINDOW_PARTS, _PLACES_AT_ONCE = 64, 1 << 16
 """A window is announced in so many parts while the one before it is read, and no more places than so many at once."""
-ItemT = TypeVar("ItemT")
-PlaceT = TypeVar("PlaceT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +96,22 @@ class Batches(Generic[BatchT]):
         seed: int,
         shuffle: Shuffle,
         prefetch: int,
-        copy: bool,
         dtype: npt.DTypeLike,
     ) -> None:
         self.samples, self.delivery = samples, delivery
         self._seed, self._shuffle = operator.index(seed), shuffle
-        self._prefetch, self._copy = at_least("prefetch", prefetch, 0, " batches"), copy
+        self._prefetch = at_least("prefetch", prefetch, 0, " batches")
         self.dtype = wide_enough(dtype, samples)
         """Type of the delivered tokens."""
         self._order = samples._order(shuffle, self._seed)
         if delivery.drop_last and delivery.epochs is not None and samples._length_known:
             places = delivery.epochs * samples.epoch_samples
             if places < delivery.step:
-                raise ConfigError(
-                    f"drop_last: {places:,} samples give no full batch on every rank: batch_size="
-                    f"{delivery.batch_size:,} times world_size={delivery.world_size:,} is {delivery.step:,}. Use "
-                    "smaller batches, or drop_last=False."
-                )
-        self._loop: Loop[int, BatchT] = Loop(0)
+                raise ConfigError(f"drop_last: {places:,} samples give no full batch on every rank.")
+        self.samples_seen = 0
+        """Samples delivered to all ranks together since the very first epoch."""
+        self._running: Iterator[tuple[BatchT, int]] | None = None
+        self._until: Until = int
         self._began: tuple[int, float] | None = None
         """Where and when the first loop began."""
 
@@ -130,24 +125,42 @@ class Batches(Generic[BatchT]):
 
     @property
     def epoch(self) -> int:
-        """Number of finished epochs; after a mixture took new weights, counted from there."""
+        """Number of finished epochs."""
         return self._order.epoch_at(self.samples_seen)
 
-    @property
-    def samples_seen(self) -> int:
-        """Samples delivered to all ranks together since the very first epoch."""
-        return self._loop.place
-
     def __iter__(self) -> Iterator[BatchT]:
-        return self._loop.items(self._begin)
+        left_open = self._running is not None
+        batch = self._next()
+        if batch is None and left_open:
+            # The loop before was left with its last batch in hand: it was over.
+            batch = self._next()
+        while batch is not None:
+            yield batch
+            batch = self._next()
 
     def __next__(self) -> BatchT:
-        return handed_out(self._loop.next(self._begin))
+        batch = self._next()
+        if batch is None:
+            raise StopIteration
+        return batch
 
-    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
-        self._began = self._began or (place, perf_counter())
-        until = self._order.until(place, self.delivery.epochs)
-        return self._made(place, until), lambda: until(NEVER)
+    def _next(self) -> BatchT | None:
+        """None: a loop has ended, and the next call begins another."""
+        if self._running is None:
+            self._began = self._began or (self.samples_seen, perf_counter())
+            self._until = self._order.until(self.samples_seen, self.delivery.epochs)
+            self._running = self._made(self.samples_seen, self._until)
+        try:
+            for batch, place in self._running:
+                self.samples_seen = place
+                return batch
+        except BaseException:
+            # What failed or was interrupted is tried again from here, not taken for the end.
+            self._running = None
+            raise
+        # Also behind the places at the end that gave this rank nothing.
+        self.samples_seen, self._running = self._until(NEVER), None
+        return None
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -160,8 +173,8 @@ class Batches(Generic[BatchT]):
 
     def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch
-        # Enough for those that wait, one that is being made, and one or two that the user holds.
-        spare: Spare[BatchT] = Spare(ahead + 2 + self._copy if self.samples._reusable else 0, in_turn=not self._copy)
+        # Enough for those that wait, one that is being made, and two that the user holds.
+        spare: Spare[BatchT] = Spare(ahead + 3 if self.samples._reusable else 0)
         # Knows nothing of this object, so that a thread that runs it does not keep it alive.
         work = Work(self.samples, self._order, self.delivery, self.dtype, spare)
         made = work.batches(place, until, turns)
@@ -179,16 +192,14 @@ class Batches(Generic[BatchT]):
             "order": self._order.state(self.samples_seen),
         }
 
-    def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a state, on any number of ranks and with any batch size.
 
-        A state of other data, another seed or another sample length is refused. `new_weights`: use the weights of this
-        mixture from here on, even if the state was made with others.
+        A state of other data, another seed or another sample length is refused.
         """
         loaded = _checked_state(state, self.state_dict())
-        self._order = self._order.restored(loaded["order"], loaded["samples_seen"], new_weights=new_weights)
-        self._loop.move(loaded["samples_seen"])
-        self._began = None
+        self._order = self._order.restored(loaded["order"], loaded["samples_seen"])
+        self.samples_seen, self._running, self._began = loaded["samples_seen"], None, None
 
     def stats(self) -> dict[str, float]:
         """Samples and tokens delivered to all ranks since the first batch; for a feed, also the cost of tokenizing.
@@ -256,68 +267,6 @@ def _checked_state(state: State, own: State) -> _State:
     if changed := differences(was, now):
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return loaded
-
-
-# ---- loops that can be left and continued ----
-
-
-Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
-"""From a place on: items, each with the place behind it; and a function that gives the place where they ended."""
-
-
-class Loop(Generic[PlaceT, ItemT]):
-    """The place behind the last item that was handed out, and the items that follow.
-
-    Each call says how to begin a loop, so that this object does not hold its owner.
-    """
-
-    def __init__(self, place: PlaceT) -> None:
-        self.place = place
-        self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
-        self._end: Callable[[], PlaceT] = lambda: place
-        self._inside = False
-
-    def move(self, place: PlaceT, *, inside: bool = False) -> None:
-        """Continue from another place. `inside`: a loop was left there, maybe with its last item in hand."""
-        self.place, self._running, self._inside = place, None, inside
-
-    def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
-        """The rest of a loop; when that is nothing, the next one."""
-        left_open = self._running is not None or self._inside
-        item = self.next(begin)
-        if item is None and left_open:
-            # The loop before was left with its last item in hand: it was over.
-            item = self.next(begin)
-        while item is not None:
-            running = self._running
-            yield item
-            if running is not self._running:
-                raise RuntimeError("a state was loaded while this was iterated; begin a new loop")
-            item = self.next(begin)
-
-    def next(self, begin: Begin[PlaceT, ItemT]) -> ItemT | None:
-        """None: a loop has ended, and the next call begins another."""
-        if self._running is None:
-            self._running, self._end = begin(self.place)
-            self._inside = False
-        try:
-            for item, place in self._running:
-                self.place = place
-                return item
-        except BaseException:
-            # What failed or was interrupted is tried again from here, not taken for the end.
-            self._running = None
-            raise
-        # Also behind the places at the end that gave this rank nothing.
-        self.move(self._end())
-        return None
-
-
-def handed_out(item: ItemT | None) -> ItemT:
-    """The result of `__next__`."""
-    if item is None:
-        raise StopIteration
-    return item
 
 
 # ---- making batches ----
@@ -430,22 +379,17 @@ class Work(Generic[BatchT]):
 
 class Spare(Generic[BatchT]):
     """Up to `most` batches whose arrays are used again when nothing refers to them or to views of them, so a batch
-    stays what it is for as long as it is kept. `in_turn`: one after the other, whoever holds them."""
+    stays what it is for as long as it is kept."""
 
-    def __init__(self, most: int, *, in_turn: bool) -> None:
+    def __init__(self, most: int) -> None:
         # Where references are not counted exactly, nothing is known to be free.
         counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
-        self._most, self._in_turn = most if counted or in_turn else 0, in_turn
-        self._kept: deque[tuple[Any, list[Any], list[int]]] = deque()
+        self._most = most if counted else 0
+        self._kept: list[tuple[Any, list[Any], list[int]]] = []
         """Batches, with their arrays and how many references to each of these are our own."""
 
     def take(self) -> BatchT | None:
         """A batch to overwrite; None: there is none."""
-        if self._in_turn:
-            if len(self._kept) < self._most:
-                return None
-            self._kept.rotate(-1)
-            return self._kept[-1][0] if self._kept else None
         for batch, arrays, own in self._kept:
             # By number: a loop over the arrays would hold them too.
             if all(sys.getrefcount(arrays[at]) <= count for at, count in enumerate(own)):

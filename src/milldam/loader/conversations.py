@@ -25,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.choices import Side
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.documents import (
     NO_LOSS,
     Documents,
-    Labels,
     Losses,
     TrainedTokens,
     mark,
@@ -40,12 +39,13 @@ from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.samples import NoSamplesError, StreamSamples, TooLongDocuments, at_least, counted_number, one_of
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, Bools, Columns, LabelForm, State
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
-WholeTooLong = Literal["drop", "cut", "refuse"]
+WholeTooLong = Literal["drop", "cut"]
 _DOCUMENTS_AT_ONCE = 1 << 16
 
 
@@ -84,7 +84,7 @@ class WholeDocuments(StreamSamples[Columns, Columns]):
     # Every batch has its own width.
     _reusable = False
 
-    def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: ConversationRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
         self.rules, stream = rules, self._stream
         require_documents(stream)
@@ -97,8 +97,6 @@ class WholeDocuments(StreamSamples[Columns, Columns]):
             )
         self._wanted = range(first, stop) if side is None else range(first + get_args(Side).index(side), stop, 2)
         self._left_out = np.empty(0, np.int64)
-        if self.too_long.documents and rules.too_long == "refuse":
-            raise ConfigError(f"{stream.name}: {self._too_long_message()}")
         if (most := rules.max_tokens) is not None and self.too_long.documents and rules.too_long == "drop":
             long = [
                 np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE
@@ -220,8 +218,16 @@ class Conversations(WholeDocuments):
     _kind = "conversations"
 
     @cached_property
-    def _labels(self) -> Labels | None:
-        return Labels(self._stream, self._documents) if self._stream.has_labels else None
+    def _labels(self) -> Bools | None:
+        """The label of each document of all files: a byte each."""
+        if not self._stream.has_labels:
+            return None
+        held = self._stream.hold_indexes()
+        labels = [np.fromfile(file.labels, np.uint8) for file in self._stream.files if file.labels is not None]
+        if [len(some) for some in labels] != np.diff(self._documents.firsts).tolist():
+            raise StoreError(f"{self._stream.name}: damaged: not every document has a label (.labels).")
+        del held
+        return np.concatenate(labels).astype(np.bool_)
 
     @classmethod
     def padding_with(cls, pad_id: int) -> Mapping[str, int]:
@@ -230,7 +236,7 @@ class Conversations(WholeDocuments):
     def labels_of(self, numbers: Int64s) -> Bools:
         """The label of each document, of data that has some."""
         assert self._labels is not None
-        return self._labels.find(self._documents_of(numbers))
+        return self._labels[self._documents_of(numbers)]
 
     def flat(self, numbers: Int64s) -> tuple[Array, Bools, Int64s]:
         """Documents end to end without padding: tokens, which of them are trained on, and how many each has."""
@@ -255,7 +261,7 @@ class Conversations(WholeDocuments):
             "document_ids": documents,
         }
         if self._labels is not None:
-            batch["label"] = self._labels.find(documents)
+            batch["label"] = self._labels[documents]
         return batch
 
 

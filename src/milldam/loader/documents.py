@@ -39,36 +39,27 @@ _NEXT = 8 // _STEP
 _WIDTH = 8
 
 
-def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
-    """Tokens of the documents of a stream in order, a bounded number at a time.
-
-    A document that the begin or the end of the stream cuts is a shorter document; empty ones are left out.
-    """
-    begin = 0
-    held = stream.hold_indexes()
-    for file, path in zip(stream.files, require_documents(stream), strict=True):
-        if begin < stream.stop and begin + file.tokens > stream.first:
-            index = Index.map(path)
-            index.check_ends(file.tokens * stream.dtype.itemsize)
-            for lengths in index.length_blocks():
-                ends = begin + lengths.cumsum()
-                inside = np.minimum(ends, stream.stop) - np.maximum(ends - lengths, stream.first)
-                yield inside[inside > 0]
-                begin = int(ends[-1])
-        else:
-            begin += file.tokens
-    del held
-
-
 def document_extents(stream: TokenStream, side: Side | None = None) -> Iterator[tuple[Int64s, Int64s]]:
     """Where the documents of a stream begin and end, counted from its first token, or those of one side of its pairs; a
-    bounded number at a time."""
+    bounded number at a time. One that the begin or the end of the stream cuts is a shorter document; empty ones are
+    left out."""
     position = number = 0
-    for lengths in document_lengths(stream):
-        ends = position + lengths.cumsum()
-        mine = slice(None) if side is None else slice((get_args(Side).index(side) - number) % 2, None, 2)
-        position, number = position + int(lengths.sum()), number + len(lengths)
-        yield (ends - lengths)[mine], ends[mine]
+    held = stream.hold_indexes()
+    for file, path in zip(stream.files, require_documents(stream), strict=True):
+        if position >= stream.stop or position + file.tokens <= stream.first:
+            position += file.tokens
+            continue
+        index = Index.map(path)
+        index.check_ends(file.tokens * stream.dtype.itemsize)
+        for lengths in index.length_blocks():
+            borders = np.clip(np.concatenate(([position], position + lengths.cumsum())), stream.first, stream.stop)
+            position += int(lengths.sum())
+            some = borders[1:] > borders[:-1]
+            begins, ends = borders[:-1][some] - stream.first, borders[1:][some] - stream.first
+            mine = slice(None) if side is None else slice((get_args(Side).index(side) - number) % 2, None, 2)
+            number += len(begins)
+            yield begins[mine], ends[mine]
+    del held
 
 
 def require_documents(stream: TokenStream) -> list[Path]:
@@ -310,21 +301,3 @@ class TrainedTokens:
             np.copyto(high, middle, where=open_still & above)
             np.copyto(low, middle + 1, where=open_still & ~above)
         return low
-
-
-class Labels:
-    """A label for each document of a stream, such as 1 for an answer that is wanted."""
-
-    def __init__(self, stream: TokenStream, documents: Documents) -> None:
-        self._held = stream.hold_indexes()
-        files = [as_bytes(file.labels, "array of labels", 0) for file in stream.files if file.labels is not None]
-        if [file.tokens for file in files] != np.diff(documents.firsts).tolist():
-            raise StoreError(f"{stream.name}: damaged: not every document has a label (.labels).")
-        self._space, self._begins = map_side_by_side([file for file in files if file.tokens], 1)
-        self._numbers: npt.NDArray[np.uint8] = np.frombuffer(self._space, np.uint8)
-        self._firsts = np.unique(documents.firsts)
-
-    def find(self, documents: Int64s) -> Bools:
-        file = self._firsts.searchsorted(documents, side="right") - 1
-        labels: Bools = self._numbers[self._begins[file] + documents - self._firsts[file]] != 0
-        return labels

@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,7 +32,7 @@ from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, Parts, UnitOrder
-from milldam.loader.views import Cuttable, Trainable
+from milldam.loader.views import Cuttable
 from milldam.stores.tokens.reader import require_split
 
 log = logging.getLogger("milldam")
@@ -101,54 +100,14 @@ class Feed(Cuttable):
             require_split(self.name, split, self.splits)
         chosen = split or self.split_name
         require_choice(self.name, chosen, self.splits)
-        return FeedSamples(self._parts, chosen or self.splits[0], Cut(kind, rules, read))
+        return FeedSamples(self._parts, chosen or self.splits[0], kind, rules, read)
 
     def _conversations(self, split: str | None) -> tuple[str, bool, bool]:
         return self.name, self._parts.facts.chat, self._parts.facts.pairs
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Feed, (self._parts, self.split_name)
-
     def __repr__(self) -> str:
         state = "finished" if self.finished else "in the making"
         return f"Feed({self.name!r}: {self._parts.facts.units:,} units, {state})"
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How data is cut into samples."""
-
-    kind: type[Any]
-    """Of `StreamSamples`."""
-    rules: Any
-    way: Way
-    """How files are read."""
-
-    @property
-    def facts(self) -> State:
-        """All that decides which sample has which number in a part: what a state must agree with."""
-        own: State = {"kind": self.kind._kind, **self.rules.facts}
-        return own
-
-    @property
-    def whole_documents(self) -> bool:
-        return issubclass(self.kind, WholeDocuments)
-
-    @property
-    def sample_tokens(self) -> int:
-        """Tokens of a sample; of a whole document, a guess."""
-        tokens: int = self.rules.max_tokens or _USUAL_TOKENS if self.whole_documents else self.rules.seq_len
-        return tokens
-
-
-class _PartData(Trainable):
-    """A stream by itself."""
-
-    def __init__(self, stream: TokenStream) -> None:
-        self._stream = stream
-
-    def stream(self) -> TokenStream:
-        return self._stream
 
 
 class FeedSamples(Samples[SampleT, BatchT]):
@@ -164,12 +123,13 @@ class FeedSamples(Samples[SampleT, BatchT]):
     _length_known = False
     _no_sampler = "A sampler of torch can't draw from a feed, whose end is not known."
 
-    def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
-        self.parts, self.split, self.cut = parts, split, cut
+    def __init__(self, parts: Parts, split: str, kind: type[Any], rules: Any, way: Way) -> None:
+        self.parts, self.split, self._made_from = parts, split, (parts, split, kind, rules, way)
         self.name, self.units = parts.facts.name, parts.facts.units
-        self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
-        self._padding = cut.kind.padding_with(parts.facts.pad_id)
-        self._label_form = getattr(cut.rules, "form", None)
+        self._kind, self._rules, self._way = kind, rules, way
+        self._whole_documents = issubclass(kind, WholeDocuments)
+        self._signed, self._reusable, self._rows_each = kind._signed, kind._reusable, kind._rows_each
+        self._padding, self._label_form = kind.padding_with(parts.facts.pad_id), getattr(rules, "form", None)
         self._counted: int | None = None
         self._lock = threading.RLock()
         self._serials: dict[Key, int] = {}
@@ -179,13 +139,16 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     @property
     def identity(self) -> State:
-        return self.cut.facts | {"order": "units", "data": self.parts.facts.identity, "split": self.split}
+        own: State = {"kind": self._kind._kind, **self._rules.facts}
+        return own | {"order": "units", "data": self.parts.facts.identity, "split": self.split}
 
     @property
     def sample_tokens(self) -> int:
         """If samples differ in length, the mean of the group that was opened last."""
-        group = next(reversed(self._opened.values()), None) if self.cut.whole_documents else None
-        return group.sources[0].sample_tokens if group is not None and group.sources else self.cut.sample_tokens
+        if not self._whole_documents:
+            return int(self._rules.seq_len)
+        group = next(reversed(self._opened.values()), None)
+        return int(group.sources[0].sample_tokens if group and group.sources else _USUAL_TOKENS)
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -218,14 +181,11 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def __len__(self) -> int:
         return self.epoch_samples
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return FeedSamples, (self.parts, self.split, self.cut)
+        return FeedSamples, self._made_from
 
     def __repr__(self) -> str:
-        return f"FeedSamples({self.name}: {self.cut.facts['kind']} of {self.units:,} units)"
+        return f"FeedSamples({self.name}: {self._kind._kind} of {self.units:,} units)"
 
     # ---- for code that makes batches ----
 
@@ -249,8 +209,8 @@ class FeedSamples(Samples[SampleT, BatchT]):
         there, which = np.unique(serials, return_inverse=True)
         opened = [self.open_group(self._keys[serial]) for serial in there.tolist()]
         if len(opened) == 1:
-            return opened[0].look_up(inside, dtype)
-        parts = [(where, opened[one].look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
+            return opened[0]._look_up(inside, dtype)
+        parts = [(where, opened[one]._look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
         return lambda part, out: read_by_source(parts, part, out, self._padding, self._rows_each)
 
     # ---- groups of parts, for `unit_order` ----
@@ -273,12 +233,11 @@ class FeedSamples(Samples[SampleT, BatchT]):
                 files = [self.parts.part(unit, number).files[self.split] for unit, number in key]
                 samples = self._samples_of(files)
                 group = self._opened[key] = Sources(samples)
-                too_long = getattr(self.cut.rules, "too_long", None) in ("drop", "cut") and not self._warned
-                for one in (one for one in samples if too_long and one.too_long.documents):
+                for one in samples if getattr(self._rules, "too_long", None) in ("drop", "cut") else ():
                     # Once: how many there are in all is not known.
-                    log.warning(f"{one._stream.name}: {one._too_long_message()} So it is in all other parts.")
-                    self._warned = True
-                    break
+                    if one.too_long.documents and not self._warned:
+                        log.warning(f"{one._stream.name}: {one._too_long_message()} So it is in all other parts.")
+                        self._warned = True
                 if len(self._opened) > _OPEN_GROUPS:
                     self._opened.popitem(last=False)
             self._opened.move_to_end(key)
@@ -288,7 +247,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
         """Samples of each file that has any; of whole documents, which never go over the end of a file, of all."""
         facts, place = self.parts.facts, self.parts.finished()
         samples: list[StreamSamples[Any, Any]] = []
-        for some in [tuple(files)] if self.cut.whole_documents else [(file,) for file in files]:
+        for some in [tuple(files)] if self._whole_documents else [(file,) for file in files]:
             # The name of a shard says its content.
             names = "+".join(file.path.stem for file in some)
             stream = TokenStream(
@@ -305,7 +264,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
                 origin=None if place is None else place.origin,
             )
             try:
-                samples.append(self.cut.kind(_PartData(stream), self.cut.rules, self.cut.way))
+                samples.append(self._kind(stream, self._rules, self._way))
             except NoSamplesError:
                 continue
         return samples

@@ -26,13 +26,12 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.checked import checked
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.documents import Losses
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, by_group
@@ -43,8 +42,8 @@ from milldam.loader.reading import OPEN_FILES, Reader, open_reader, ranges
 from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples
 from milldam.loader.stream import TokenFile
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
-from milldam.loader.views import Cuttable, WindowOptions
-from milldam.loader.windows import Form, Windows, read_windows
+from milldam.loader.views import Cuttable
+from milldam.loader.windows import Windows, read_windows
 
 Weight = float | Fraction | Decimal
 SourceT = TypeVar("SourceT", bound="str | Path | Cuttable | Mixture")
@@ -53,7 +52,8 @@ BLOCK = 4096
 _BLOCKS_KEPT = 16
 _SOURCE_SEED, _BLOCK_SEED = 4, 8
 """Apart from the numbers that orders mix into their seeds."""
-_STATE_VERSION, _STATE_NAME = 3, "The state of a mixture"
+_SCHEDULE = 3
+"""Another number for every change that gives another order."""
 _SMALLEST_SHARE = Fraction(1, 10**12)
 
 
@@ -109,25 +109,19 @@ class Mixture:
 
     @overload
     def windows(
-        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
+        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Any
     ) -> MixedSamples[TokenPair, TokenPair]: ...
     @overload
-    def windows(
-        self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]
-    ) -> MixedSamples[Labelled, Labelled]: ...
-    def windows(self, seq_len: int, *, form: Form = "xy", **options: Unpack[WindowOptions]) -> MixedSamples[Any, Any]:
+    def windows(self, seq_len: int, *, form: Literal["hf"], **options: Any) -> MixedSamples[Labelled, Labelled]: ...
+    def windows(self, seq_len: int, **options: Any) -> MixedSamples[Any, Any]:
         """Windows of every source; options as for `store.windows`."""
-        chosen: Any = {"form": form, **options}
-        samples = [source.windows(seq_len, **chosen) for source in self.sources]
+        samples = [source.windows(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
 
     def packed(self, seq_len: int, **options: Any) -> MixedSamples[PackedRow, PackedBatch]:
         """Packed rows of every source; options as for `store.packed`."""
         samples = [source.packed(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mixture, (self.sources, self.weights, self._stop)
 
     def __repr__(self) -> str:
         return f"Mixture({_described(self.sources, self.weights)})"
@@ -137,7 +131,157 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
     return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
 
-class MixedSamples(Samples[SampleT, BatchT]):
+# ---- reading ----
+
+
+class Sources:
+    """Samples of several sources by number, counted through all of them end to end: a part of `Samples`."""
+
+    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
+        self.sources: Sequence[Any] = tuple(sources)
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+        self._shifts: Sequence[int] = ()
+        """Where the stream of each source begins among all."""
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
+        sources, first = self.sources, self.sources[0] if self.sources else None
+        if not isinstance(first, Windows | PackedRows):
+            return None
+        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
+            return None
+        # Parts of one store have the same files.
+        begins: dict[tuple[TokenFile, ...], int] = {}
+        tokens, shifts = 0, []
+        for source in sources:
+            files = source._stream.files
+            if files not in begins:
+                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
+            shifts.append(begins[files])
+        # At once: another thread may be doing the same.
+        self._shifts = shifts
+        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
+        return open_reader(stream, first._way, OPEN_FILES * len(begins))
+
+    @property
+    def _readers(self) -> tuple[Reader, ...]:
+        if self._reader is not None:
+            return (self._reader,)
+        return tuple(reader for source in self.sources for reader in source._readers)
+
+    @property
+    def _numbered(self) -> int:
+        return int(self.begins[-1])
+
+    def _of_each(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
+        sources = self.begins.searchsorted(numbers, side="right") - 1
+        for source, where in groups(sources, len(self.sources)):
+            yield source, where, numbers[where] - self.begins[source]
+
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        """Look up samples: all together, or each source by itself."""
+        first = self.sources[0]
+        if self._reader is None:
+            parts = [(where, self.sources[one]._look_up(local, dtype)) for one, where, local in self._of_each(numbers)]
+            return lambda part, out: read_by_source(parts, part, out, first._padding, first._rows_each)
+        if isinstance(first, Windows):
+            starts = np.empty_like(numbers)
+            for number, where, local in self._of_each(numbers):
+                starts[where] = self.sources[number]._stretches(local)[0] + self._shifts[number]
+            return read_windows(self._reader, starts, first.rules, dtype)
+        rows_at_once = min(source.rows_at_once for source in self.sources)
+        return RowReading(self._pieces, rows_at_once, self._reader, numbers, first.rules, dtype)
+
+    def _pieces(self, numbers: Int64s) -> RowPieces:
+        """Pieces of packed rows of all sources, with positions in the stream of all of them."""
+        parts: list[RowPieces] = []
+        placed: list[Int64s] = []
+        for number, where, local in self._of_each(numbers):
+            own = self.sources[number].pieces(local)
+            begins = own.table[:, 0]
+            begins[begins >= 0] += self._shifts[number]
+            parts.append(own)
+            placed.append(where)
+        order = np.concatenate(placed).argsort()
+        pieces, counts = _in_order(np.concatenate([part.counts for part in parts]), order)
+        table = np.concatenate([part.table for part in parts])[pieces]
+        if all(part.losses is None for part in parts):
+            return RowPieces(table, counts)
+        shifted = self.sources[0].rules.form == "shifted"
+        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
+        which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
+        begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
+        return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
+
+    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        for number, _, local in self._of_each(numbers):
+            for reader, starts, lengths in self.sources[number]._spans(local):
+                if self._reader is None:
+                    yield reader, starts, lengths
+                else:
+                    yield self._reader, starts + self._shifts[number], lengths
+
+
+def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
+    """The numbers of what rows have, row after row in an order, and how many each row has then."""
+    firsts = counts.cumsum() - counts
+    return ranges(firsts[order], counts[order]), counts[order]
+
+
+def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
+    """Losses of pieces that are trained on as a whole."""
+    _, lengths, documents, goes_on = table.T
+    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
+    return Losses.everywhere(reach, shifted=shifted)
+
+
+def read_by_source(
+    sources: list[tuple[Int64s, ReadPart[Any]]],
+    part: slice,
+    out: Any,
+    padding: Mapping[str, int] | None,
+    rows_each: int = 1,
+) -> Any:
+    """Read a part of the samples that were looked up. `sources`: the places of each one's, with what reads them."""
+    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
+    for where, read in sources:
+        first, stop = where.searchsorted((part.start, part.stop)).tolist()
+        if first < stop:
+            parts.append((read, slice(first, stop), where[first:stop] - part.start))
+    if len(parts) == 1:
+        (read, own, _) = parts[0]
+        return read(own, out)
+    count = sum(len(rows) for _, _, rows in parts)
+    # order: of the rows that the parts give, end to end
+    order = np.concatenate([rows + half * count for _, _, rows in parts for half in range(rows_each)]).argsort()
+    batches = [read(own, None) for read, own, _ in parts]
+
+    def joined(name: Any) -> Array:
+        """An array of the batch, as wide as the widest."""
+        arrays = [batch[name] for batch in batches]
+        if padding and name in padding:
+            widest = max(array.shape[1] for array in arrays)
+            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
+            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
+        return np.concatenate(arrays)[order]
+
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, range(len(batches[0]))))
+    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
+    if "cu_seqlens" in batches[0]:
+        positions = batch["position_ids"].reshape(-1)
+        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
+    return batch
+
+
+# ---- by weight ----
+
+
+class MixedSamples(Sources, Samples[SampleT, BatchT]):
     """Samples of several sources by weight.
 
     `len()` is the number of samples per epoch, as set by `stop`. With several epochs the schedule continues: each
@@ -153,34 +297,22 @@ class MixedSamples(Samples[SampleT, BatchT]):
     _no_sampler = "A sampler of torch would never get beyond the first epoch of a mixture."
 
     def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
-        self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
+        super().__init__(sources)
+        self.weights, self._stop, self._schedule = tuple(shares), stop, Schedule(shares)
         _refuse_unlike(self.sources)
-        self._schedule = Schedule(self.weights)
-        # begins: (sources + 1,), the number of the first sample of each, and the end
-        self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
         first = self.sources[0]
         self._rows_each, self._padding, self._label_form = first._rows_each, first._padding, first._label_form
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
-        self._epochs = np.zeros(0, np.int64)
-        """Samples in an epoch of each source, where `stop` needs them."""
-        if isinstance(stop, str):
-            if not all(source._length_known for source in self.sources):
-                raise ConfigError(
-                    f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known "
-                    "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
-                )
-            self._epochs = np.array([source.epoch_samples for source in self.sources], np.int64)
 
     @property
     def identity(self) -> State:
-        """The identity of every source in turn. Not the weights: those may change on request."""
         sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
-        return {"kind": "mixture", **sources}
+        return {"kind": "mixture", "schedule": _SCHEDULE, "weights": [str(one) for one in self.weights], **sources}
 
     @property
     def sample_tokens(self) -> int:
-        return self.sources[0].sample_tokens
+        return int(self.sources[0].sample_tokens)
 
     @property
     def tokenizer(self) -> str | None:
@@ -194,7 +326,14 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def epoch_samples(self) -> int:
-        return self._schedule.epoch_end(np.zeros(len(self.sources), np.int64), self._epochs, self._stop)
+        if isinstance(self._stop, int):
+            return self._stop
+        if not all(source._length_known for source in self.sources):
+            raise ConfigError(
+                f"mix: stop={self._stop} needs the number of samples of every source, and that of a feed is not known "
+                "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
+            )
+        return self._schedule.epoch_end(np.array([source.epoch_samples for source in self.sources]), self._stop)
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first samples of the mixture."""
@@ -203,32 +342,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def __len__(self) -> int:
         return self.epoch_samples
 
-    @property
-    def _numbered(self) -> int:
-        return int(self._begins[-1])
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
-    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        return self._all.look_up(numbers, dtype)
-
-    @cached_property
-    def _all(self) -> Sources:
-        return Sources(self.sources)
-
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [key_of(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs, self._stop, self.epoch_samples)
-
-    @property
-    def _readers(self) -> tuple[Reader, ...]:
-        return self._all.readers
-
-    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        return self._all.spans(numbers)
+        return MixedOrder(orders, self.begins[:-1], self._schedule, self.epoch_samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
@@ -239,29 +357,22 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Refuse samples that can't be rows of one batch, or in which the same number means different words."""
+
+    def arrays(samples: Samples[object, Any]) -> str:
+        batch: Any = samples.read(samples._order(False, 0).numbers(np.zeros(1, np.int64)))
+        tokens = "" if samples._padding else f" of {samples.sample_tokens:,} tokens"
+        form = "" if samples._label_form is None else f' (form="{samples._label_form}")'
+        return f"{', '.join(batch) if isinstance(batch, dict) else 'tuples'}{tokens}{form}"
+
     first, *others = sources
     known = next((source for source in sources if source.tokenizer), first)
     for other in others:
-        if first._padding is None and other.sample_tokens != first.sample_tokens:
-            raise ConfigError(
-                f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
-                f"{other.sample_tokens:,}. Use one length for all."
-            )
-        if _form(other) != _form(first):
-            raise ConfigError(
-                f"mix: {first!r} gives {_form(first)}, {other!r} gives {_form(other)}. Cut all sources in the same way."
-            )
+        if arrays(other) != arrays(first):
+            raise ConfigError(f"mix: {first!r} gives {arrays(first)}, {other!r} gives {arrays(other)}. Cut them alike.")
         if other.tokenizer and other.tokenizer != known.tokenizer:
             raise ConfigError(
                 f"mix: {known!r} and {other!r} were made with different tokenizers. Tokenize one of them again."
             )
-
-
-def _form(samples: Samples[object, Any]) -> str:
-    """The arrays of a batch, and the form of its labels, in words."""
-    batch: Any = samples.read(samples._order(False, 0).numbers(np.zeros(1, np.int64)))
-    arrays = f"a dict of {', '.join(batch)}" if isinstance(batch, dict) else f"a tuple of {len(batch)}"
-    return arrays if samples._label_form is None else f'{arrays} (form="{samples._label_form}")'
 
 
 # ---- which source comes at which place ----
@@ -340,242 +451,44 @@ class Schedule:
         drawn: Int64s = before + np.bincount(of_block[:inside, 0], minlength=self._sources)
         return drawn
 
-    def epoch_end(self, drawn: Int64s, epochs: Int64s, stop: Stop) -> int:
-        """How many samples an epoch has behind so many of each source, when an epoch of each has so many.
+    def epoch_end(self, samples: Int64s, stop: str) -> int:
+        """How many samples an epoch has, when the sources have so many.
 
-        >>> Schedule(shares_of([1, 1])).epoch_end(np.array([0, 0]), np.array([2048, 4096]), "all_exhausted")
+        >>> Schedule(shares_of([1, 1])).epoch_end(np.array([2048, 4096]), "all_exhausted")
         8191
         """
-        if isinstance(stop, int):
-            return stop
-        left, first = epochs - drawn % epochs, stop == "first_exhausted"
+        first = stop == "first_exhausted"
 
         def passed(drawn: Int64s) -> bool:
-            return bool((drawn > left).any() if first else (drawn >= left).all())
+            return bool((drawn > samples).any() if first else (drawn >= samples).all())
 
         block = bisect_left(range(1 << 50), True, key=lambda block: passed(self._counts_before(block + 1)))
         places = range(block * BLOCK, (block + 1) * BLOCK)
         return places.start + bisect_left(places, True, key=lambda place: passed(self.drawn(place))) - first
 
 
-class _State(TypedDict):
-    weights: list[str]
-    began: int
-    drawn: list[int]
-    orders: list[Any]
-
-
 class MixedOrder(Order):
-    """Places of a mixture to numbers of samples.
+    """Places of a mixture to numbers of samples."""
 
-    The schedule begins at place 0. It begins again, with other weights, where a state is taken up with `new_weights`;
-    then every source continues exactly where it was.
-    """
-
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        begins: Int64s,
-        weights: tuple[Fraction, ...],
-        epochs: Int64s,
-        stop: Stop,
-        samples: int,
-        began: int = 0,
-        drawn: Int64s | None = None,
-    ) -> None:
-        """`epochs`: samples in an epoch of each source; `began`: where the schedule began, behind `drawn` of each."""
+    def __init__(self, orders: Sequence[Order], begins: Int64s, schedule: Schedule, samples: int) -> None:
         super().__init__(samples)
-        self._orders, self._begins, self._epochs, self._stop = orders, begins, epochs, stop
-        self._weights, self._schedule = weights, Schedule(weights)
-        self._began, self._drawn = began, np.zeros(len(orders), np.int64) if drawn is None else drawn
-        if began:
-            self.first_end = began + self._schedule.epoch_end(self._drawn, epochs, stop)
+        self._orders, self._begins, self._schedule = orders, begins, schedule
 
     def numbers(self, places: Int64s) -> Int64s:
-        sources, indices = self._schedule.find(places - self._began).reshape(-1, 2).T
+        sources, indices = self._schedule.find(places).reshape(-1, 2).T
         numbers = np.empty(len(places), np.int64)
         for source, where in groups(sources, len(self._orders)):
-            own = self._orders[source].numbers(indices[where] + self._drawn[source])
-            numbers[where] = own + self._begins[source]
+            numbers[where] = self._orders[source].numbers(indices[where]) + self._begins[source]
         return numbers
 
-    def state(self, place: int) -> dict[str, Any]:
-        drawn = self._drawn + self._schedule.drawn(place - self._began)
-        return {
-            "version": _STATE_VERSION,
-            "weights": [str(weight) for weight in self._weights],
-            "began": self._began,
-            "drawn": self._drawn.tolist(),
-            "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
-        }
+    def state(self, place: int) -> list[Any]:
+        """The states of the orders of all sources."""
+        drawn = self._schedule.drawn(place).tolist()
+        return [order.state(count) for order, count in zip(self._orders, drawn, strict=True)]
 
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
-        version = state.get("version") if isinstance(state, dict) else None
-        if version != _STATE_VERSION:
-            raise MismatchError(f"{_STATE_NAME}, of version {version}; this milldam reads version {_STATE_VERSION}.")
-        loaded: _State = checked(_State, state, _STATE_NAME)
-        try:
-            weights, began = shares_of([Fraction(weight) for weight in loaded["weights"]]), loaded["began"]
-        except (ValueError, ZeroDivisionError):
-            raise StoreError(f"{_STATE_NAME}: damaged: its weights are no fractions.") from None
-        if {len(weights), len(loaded["drawn"]), len(loaded["orders"])} != {len(self._orders)} or began > place:
-            raise StoreError(f"{_STATE_NAME}: damaged: it is not that of these sources at sample {place:,}.")
-        before = np.array(loaded["drawn"], np.int64)
-        drawn = before + Schedule(weights).drawn(place - began)
-        if weights != self._weights:
-            if not new_weights:
-                was, now = (", ".join(str(float(one)) for one in some) for some in (weights, self._weights))
-                raise MismatchError(
-                    f"The weights were {was} and are {now}. Make the mixture with those of before, or take the new "
-                    "ones from here on: load_state_dict(state, new_weights=True)."
-                )
-            began, before = place, drawn
-        orders = [
-            order.restored(own, count, new_weights=new_weights)
-            for order, own, count in zip(self._orders, loaded["orders"], drawn.tolist(), strict=True)
-        ]
-        return MixedOrder(orders, self._begins, self._weights, self._epochs, self._stop, self.samples, began, before)
-
-
-# ---- reading ----
-
-
-class Sources:
-    """Samples of several sources by number, counted through all of them end to end."""
-
-    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
-        self.sources: Sequence[Any] = sources
-        # begins: (sources + 1,), the number of the first sample of each, and the end
-        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
-        self._shifts: Sequence[int] = ()
-        """Where the stream of each source begins among all."""
-
-    @cached_property
-    def _reader(self) -> Reader | None:
-        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
-        sources, first = self.sources, self.sources[0] if self.sources else None
-        if not isinstance(first, Windows | PackedRows):
-            return None
-        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
-            return None
-        # Parts of one store have the same files.
-        begins: dict[tuple[TokenFile, ...], int] = {}
-        tokens, shifts = 0, []
-        for source in sources:
-            files = source._stream.files
-            if files not in begins:
-                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
-            shifts.append(begins[files])
-        # At once: another thread may be doing the same.
-        self._shifts = shifts
-        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
-        return open_reader(stream, first._way, OPEN_FILES * len(begins))
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        if self._reader is not None:
-            return (self._reader,)
-        return tuple(reader for source in self.sources for reader in source._readers)
-
-    def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
-        sources = self.begins.searchsorted(numbers, side="right") - 1
-        for source, where in groups(sources, len(self.sources)):
-            yield source, where, numbers[where] - self.begins[source]
-
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
-        """Look up samples: all together, or each source by itself."""
-        first = self.sources[0]
-        if self._reader is None:
-            parts = [(where, self.sources[one]._look_up(local, dtype)) for one, where, local in self.groups(numbers)]
-            return lambda part, out: read_by_source(parts, part, out, first._padding, first._rows_each)
-        if isinstance(first, Windows):
-            starts = np.empty_like(numbers)
-            for number, where, local in self.groups(numbers):
-                starts[where] = self.sources[number]._stretches(local)[0] + self._shifts[number]
-            return read_windows(self._reader, starts, first.rules, dtype)
-        rows_at_once = min(source.rows_at_once for source in self.sources)
-        return RowReading(self._pieces, rows_at_once, self._reader, numbers, first.rules, dtype)
-
-    def _pieces(self, numbers: Int64s) -> RowPieces:
-        """Pieces of packed rows of all sources, with positions in the stream of all of them."""
-        parts: list[RowPieces] = []
-        placed: list[Int64s] = []
-        for number, where, local in self.groups(numbers):
-            own = self.sources[number].pieces(local)
-            begins = own.table[:, 0]
-            begins[begins >= 0] += self._shifts[number]
-            parts.append(own)
-            placed.append(where)
-        order = np.concatenate(placed).argsort()
-        pieces, counts = _in_order(np.concatenate([part.counts for part in parts]), order)
-        table = np.concatenate([part.table for part in parts])[pieces]
-        if all(part.losses is None for part in parts):
-            return RowPieces(table, counts)
-        shifted = self.sources[0].rules.form == "shifted"
-        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
-        which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
-        begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
-        return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
-
-    def spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        """Where samples lie, source by source: as `Samples._spans`."""
-        for number, _, local in self.groups(numbers):
-            for reader, starts, lengths in self.sources[number]._spans(local):
-                if self._reader is None:
-                    yield reader, starts, lengths
-                else:
-                    yield self._reader, starts + self._shifts[number], lengths
-
-
-def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
-    """The numbers of what rows have, row after row in an order, and how many each row has then."""
-    firsts = counts.cumsum() - counts
-    return ranges(firsts[order], counts[order]), counts[order]
-
-
-def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
-    """Losses of pieces that are trained on as a whole."""
-    _, lengths, documents, goes_on = table.T
-    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
-    return Losses.everywhere(reach, shifted=shifted)
-
-
-def read_by_source(
-    sources: list[tuple[Int64s, ReadPart[Any]]],
-    part: slice,
-    out: Any,
-    padding: Mapping[str, int] | None,
-    rows_each: int = 1,
-) -> Any:
-    """Read a part of the samples that were looked up. `sources`: the places of each one's, with what reads them."""
-    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
-    for where, read in sources:
-        first, stop = where.searchsorted((part.start, part.stop)).tolist()
-        if first < stop:
-            parts.append((read, slice(first, stop), where[first:stop] - part.start))
-    if len(parts) == 1:
-        (read, own, _) = parts[0]
-        return read(own, out)
-    count = sum(len(rows) for _, _, rows in parts)
-    # order: of the rows that the parts give, end to end
-    order = np.concatenate([rows + half * count for _, _, rows in parts for half in range(rows_each)]).argsort()
-    batches = [read(own, None) for read, own, _ in parts]
-
-    def joined(name: Any) -> Array:
-        """An array of the batch, as wide as the widest."""
-        arrays = [batch[name] for batch in batches]
-        if padding and name in padding:
-            widest = max(array.shape[1] for array in arrays)
-            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
-            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
-        return np.concatenate(arrays)[order]
-
-    if isinstance(batches[0], tuple):
-        return tuple(map(joined, range(len(batches[0]))))
-    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
-    if "cu_seqlens" in batches[0]:
-        positions = batch["position_ids"].reshape(-1)
-        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
-        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
-    return batch
+    def restored(self, state: Any, place: int) -> MixedOrder:
+        if not isinstance(state, list) or len(state) != len(self._orders):
+            raise StoreError(f"The state of a mixture: damaged: it is not that of {len(self._orders):,} sources.")
+        each = zip(self._orders, state, self._schedule.drawn(place).tolist(), strict=True)
+        orders = [order.restored(own, count) for order, own, count in each]
+        return MixedOrder(orders, self._begins, self._schedule, self.samples)

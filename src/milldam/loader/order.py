@@ -34,11 +34,8 @@ _GROUPS, _GROUP_SEED = 64, 5
 class Order(ABC):
     """Which sample comes at a place, and where epochs and loops over some of them end."""
 
-    first_end: int
-    """Where the first epoch ends."""
-
     def __init__(self, samples: int) -> None:
-        self.samples = self.first_end = samples
+        self.samples = samples
         """Samples of an epoch."""
 
     @abstractmethod
@@ -57,17 +54,17 @@ class Order(ABC):
         """State besides the place, as JSON."""
         return None
 
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
+    def restored(self, state: Any, place: int) -> Self:
         """The order that continues from a state."""
         return self
 
     def epoch_at(self, place: int) -> int:
         """Number of epochs that are over at a place."""
-        return max(0, 1 + (place - self.first_end) // self.samples)
+        return place // self.samples
 
     def up_to(self, stop: int, epoch: int) -> int:
         """A place, or the end of an epoch where that comes before it."""
-        return min(stop, self.first_end + epoch * self.samples)
+        return min(stop, (epoch + 1) * self.samples)
 
     def until(self, place: int, epochs: int | None) -> Until:
         """How far the loop over so many epochs goes that a place belongs to."""
@@ -78,11 +75,11 @@ class Order(ABC):
 
     def is_begin(self, place: int) -> bool:
         """Whether an epoch begins at a place."""
-        return place == 0 or (place >= self.first_end and (place - self.first_end) % self.samples == 0)
+        return place % self.samples == 0
 
     def epoch_begin(self, epoch: int) -> State:
         """The part of a state that differs where an epoch begins."""
-        return {"samples_seen": self.first_end + (epoch - 1) * self.samples if epoch else 0}
+        return {"samples_seen": epoch * self.samples}
 
 
 def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> Order:
@@ -231,24 +228,17 @@ class BlockShuffled(_Windowed):
         return numbers
 
 
-def require_cache(stream: TokenStream, shuffle: Shuffle) -> None:
-    """Refuse an order that would fetch a shard for every sample."""
-    if stream.origin is None or stream.fits_cache or shuffle is False:
+def require_cache(stream: TokenStream, at_once: int | None) -> None:
+    """Refuse to read from more shards at a time than a cache holds; None: from all of them."""
+    if stream.origin is None or stream.fits_cache:
         return
-    holds = f"the cache holds {format_size(stream.origin.cache_bytes)} of {format_size(stream.size_bytes)}"
-    if shuffle != "shard":
-        raise ConfigError(
-            f"{stream.name}: shuffle={shuffle!r} takes every sample from another shard, and {holds}, so that a shard "
-            "would be fetched for each sample.\n"
-            'Use shuffle="shard" (any order within some shards at a time) or shuffle=False, a larger cache=..., or '
-            "bring the store here with `milldam pull`."
-        )
-    sizes = [file.tokens * stream.dtype.itemsize for file in stream.files if file.tokens]
-    largest = max(sum(sizes[first : first + WINDOW_SHARDS]) for first in range(len(sizes)))
-    if largest > stream.origin.cache_bytes:
+    sizes = sorted((file.tokens * stream.dtype.itemsize for file in stream.files), reverse=True)
+    needed = sum(sizes[:at_once])
+    if needed > stream.origin.cache_bytes:
         raise ResourceError(
-            f'{stream.name}: shuffle="shard" reads {WINDOW_SHARDS} shards at a time, which take up to '
-            f"{format_size(largest)}, and {holds}. Use a larger cache=..., or shuffle=False."
+            f"{stream.name}: this order reads from {len(sizes[:at_once]):,} shards at a time, {format_size(needed)}, "
+            f"and the cache holds {format_size(stream.origin.cache_bytes)}: it would fetch them again and again.\n"
+            'Use a larger cache=..., shuffle="shard" or False, fewer streams, or `milldam pull`.'
         )
 
 

@@ -13,15 +13,14 @@ megabytes, whatever the number of documents, and takes about 1.5 us for each; th
 
 A batch is a dict. Each of these is (rows, seq_len):
 
-input_ids      tokens, and the data's pad id
-labels         form="shifted": the next token of the same document, also where a row's end cuts it;
-               form="hf": input_ids, since models of HF transformers shift by themselves; -100 where there is no loss
-position_ids   from 0 on in every piece
-document_ids   the number of the document (int64), -1 on padding: attention is between equal numbers
-loss_mask      False where the target lies in another document or is not trained on, and on padding
+input_ids, labels   form="shifted": the next token of the same document, also where a row's end cuts it; form="hf":
+                    input_ids, since models of HF transformers shift by themselves; -100 where there is no loss
+position_ids        from 0 on in every piece
+document_ids        the number of the document (int64), -1 on padding: attention is between equal numbers
+loss_mask           False where the target lies in another document or is not trained on, and on padding
 
-And for attention over rows end to end: `cu_seqlens`, where pieces begin, and the end (int32; padding is a piece of its
-own), and `max_seqlen`, the longest of them. A row never holds two pieces of a document side by side.
+And over rows end to end: `cu_seqlens`, where pieces begin, and the end (int32; padding is a piece of its own), and
+`max_seqlen`, the longest of them. A row never holds two pieces of a document side by side.
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
 Strategy = Literal["wrapped", "best_fit"]
-TooLong = Literal["drop", "cut", "split", "refuse"]
-"""A document that is longer than a row: no row has it, one row has its begin, several rows have pieces of it, or it is
-an error."""
+TooLong = Literal["drop", "cut", "split"]
+"""A document that is longer than a row: no row has it, one row has its begin, or several rows have pieces of it."""
 
 ALGORITHM = 1
 """Another number for every change of `best_fit_rows` that gives other rows."""
@@ -107,11 +105,9 @@ class RowRules:
         one_of("strategy", self.strategy, Strategy)
         one_of("form", self.form, LabelForm)
         one_of("too_long", self.too_long, TooLong)
-        if self.side is not None and self.strategy == "wrapped":
-            raise ConfigError("side: wrapped rows have the tokens of both sides of a pair. Use best_fit.")
-        if self.too_long != "split" and self.strategy == "wrapped":
-            raise ConfigError("too_long: wrapped rows cut documents wherever a row is full; leave it out.")
-        if self.pad_last and self.strategy == "best_fit":
+        if self.strategy == "wrapped" and (self.side is not None or self.too_long != "split"):
+            raise ConfigError("side, too_long: wrapped rows cut documents wherever a row is full. Use best_fit.")
+        if self.strategy == "best_fit" and self.pad_last:
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
 
     @property
@@ -149,16 +145,13 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     _signed, _kind = True, "packed"
 
-    def __init__(self, data: Trainable, rules: RowRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: RowRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
         self.rules, stream, row = rules, self._stream, rules.seq_len
         require_documents(stream)
         if not stream.tokens:
             raise NoSamplesError(f"{stream.name}: has no tokens to make rows of.")
-        long = self.too_long if rules.too_long in ("drop", "refuse") else TooLongDocuments()
-        if long.documents and rules.too_long == "refuse":
-            raise ConfigError(f"{stream.name}: {self._too_long_message()}")
-        if long.documents and long.documents == long.of_documents:
+        if rules.too_long == "drop" and self.too_long.documents == self.too_long.of_documents:
             raise NoSamplesError(f"{stream.name}: {self._too_long_message()}")
         self._index: Index | None = None
         if rules.strategy == "best_fit":
@@ -188,9 +181,6 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def __len__(self) -> int:
         return self._count
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PackedBatch | None = None) -> PackedBatch:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[PackedBatch]:
         return RowReading(self.pieces, self.rows_at_once, self._reader, numbers, self.rules, dtype)
@@ -470,9 +460,7 @@ def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
     index = _map(path)
     if index is None:
         raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
-    count, took = len(index.documents) - 1, perf_counter() - begun
-    fill = 100 * int(index.lengths.sum(dtype=np.int64)) / (count * rules.seq_len)
-    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", stream.name, count, fill, took, path)
+    log.info("%s: %d rows in %.1f s: %s", stream.name, len(index.documents) - 1, perf_counter() - begun, path)
     return index
 
 

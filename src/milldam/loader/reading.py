@@ -1,4 +1,4 @@
-"""Tokens of a stream, by position: two ways to read the same, chosen by size.
+"""Tokens of a stream, by position: ways to read the same, chosen by size and place.
 
 `MappedReader`: all files of a stream side by side in one stretch of addresses, so that any number of rows from any
 number of files is one gather, at the speed of memory copies. Holds no memory of its own; the pages it touches are the
@@ -7,6 +7,9 @@ kernel's page cache, and show as resident.
 `PositionedReader`: for data that does not fit in memory, where mapped reads collapse (the kernel reads around each
 fault what is thrown away before it is used). Reads exactly the bytes that are asked for into a reused buffer, and
 tells the kernel ahead of time what will be asked for next.
+
+`CachedReader`: for files that come through a cache, fetched when they are touched, given back when they are not. Reads
+as a `PositionedReader` does. Where every file is here and all of them can stay, they are mapped.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
 OPEN_FILES = 64
 """For each reader and thread; a process may often have no more than 1,024."""
+_KEPT_BATCHES = 32
+"""A file from a cache that so many batches did not need is given back."""
 _SHORTEST_SLICE = 64
 """Longer runs are copied as slices; for shorter ones a slice costs more than a place for each token."""
 _MAP_FIXED = 0x10
@@ -119,21 +124,24 @@ class Reader:
 def open_reader(stream: TokenStream, way: Way = "auto", most_open: int | None = None) -> Reader:
     """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned.
 
-    Where its files come through a cache, they are mapped once they all are here.
+    Where its files come through a cache, they are mapped once they all are here; `way="map"` waits for them.
     """
-    if stream.origin is not None:
-        from milldam.loader.cached_reading import open_cached
-
-        return open_cached(stream, way)
-    if way == "map":
-        return MappedReader(stream)
-    if way == "auto" and fits_memory(stream):
+    origin, paths = stream.origin, [file.path for file in stream.files if file.tokens]
+    if way == "map" and not stream.fits_cache:
+        raise StoreError(f'{stream.name}: read="map" needs all of it here, which its cache does not hold.')
+    here = origin is None or (stream.fits_cache and origin.has(paths))
+    if way == "map" or (way == "auto" and here and fits_memory(stream)):
         try:
-            return MappedReader(stream)
-        except MappingError as error:
+            held = None if origin is None else origin.hold(paths)
+            reader = MappedReader(stream)
+            reader.held = held
+            return reader
+        except StoreError as error:
+            if way == "map":
+                raise
             # A limit on addresses, as clusters set it.
             log.warning(f"{stream.name}: read without mapping it, since that failed: {error}")
-    return PositionedReader(stream, most_open)
+    return PositionedReader(stream, most_open) if origin is None else CachedReader(stream)
 
 
 def fits_memory(stream: TokenStream) -> bool:
@@ -253,7 +261,7 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
     try:
         space = mmap.mmap(-1, max(places[-1], page), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ)
     except OSError as error:
-        raise MappingError(files[0], str(error.strerror)) from None
+        raise _unmapped(files[0], str(error.strerror)) from None
     # The reserved bytes are read-only, so their address can't be had from a writable view.
     address = np.frombuffer(space, np.uint8).__array_interface__["data"][0]
     for file, size, place in zip(files, sizes, places, strict=False):
@@ -262,17 +270,10 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
             flags = mmap.MAP_SHARED | _MAP_FIXED
             mapped = _mmap()(address + place, size, mmap.PROT_READ, flags, descriptor, 0)
             if mapped != address + place:
-                raise MappingError(file, os.strerror(ctypes.get_errno()))
+                raise _unmapped(file, os.strerror(ctypes.get_errno()))
         finally:
             os.close(descriptor)
     return space, np.array([place + file.first_byte for file, place in zip(files, places, strict=False)], np.int64)
-
-
-class MappingError(StoreError):
-    """A file that is there and whole, and can't be mapped."""
-
-    def __init__(self, file: TokenFile, error: str) -> None:
-        super().__init__(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
 
 
 @functools.cache
@@ -282,6 +283,10 @@ def _mmap() -> Any:
     call.restype = ctypes.c_void_p
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     return call
+
+
+def _unmapped(file: TokenFile, error: str) -> StoreError:
+    return StoreError(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
 
 
 def _open(file: TokenFile, size: int) -> int:
@@ -375,3 +380,59 @@ class _Descriptors(OrderedDict[int, int]):
     def __del__(self) -> None:
         while self:
             self.close_oldest()
+
+
+class CachedReader(PositionedReader):
+    """Files by pread, each held open while it is in use. As with its parent, every thread has its own."""
+
+    announces = True
+
+    def __init__(self, stream: TokenStream) -> None:
+        super().__init__(stream)
+        assert stream.origin is not None
+        self._from, self._batch = stream.origin, 0
+        self._used: dict[int, int] = {}
+        """The last batch that needed each file."""
+
+    def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
+        lasts = starts + np.maximum(lengths, 1) - 1
+        files = np.unique(np.concatenate((self._layout.find(starts), self._layout.find(lasts))))
+        # A batch of these files; those that none has needed for some time are given back.
+        self._batch += 1
+        self._used.update(dict.fromkeys(files.tolist(), self._batch))
+        idle = [file for file in self._descriptors if self._used[file] < self._batch - _KEPT_BATCHES]
+        for file in idle:
+            self._close(file)
+        if idle:
+            # There is room for what waits.
+            self._from.announce([])
+        return super().runs(starts, lengths)
+
+    def announce(self, starts: Int64s, lengths: Int64s) -> None:
+        files = list(dict.fromkeys(file for file, _, _ in self._layout.parts(*joined(starts, lengths))))
+        # Samples side by side go on in the next file.
+        following = [files[-1] + 1] if files and files[-1] + 1 < len(self._layout.files) else []
+        new = [file for file in dict.fromkeys(files + following) if file not in self._descriptors]
+        if new:
+            self._from.announce([self._layout.files[file].path for file in new])
+
+    def release(self, starts: Int64s, lengths: Int64s) -> None:
+        for file in {file for file, _, _ in self._layout.parts(*joined(starts, lengths))} & self._descriptors.keys():
+            self._close(file)
+        self._from.announce([])
+
+    def _close(self, file: int) -> None:
+        os.close(self._descriptors.pop(file))
+
+    def _open(self, file: int) -> int:
+        path = self._layout.files[file].path
+        while len(self._descriptors) >= OPEN_FILES:
+            self._close(min(self._descriptors, key=self._used.__getitem__))
+        descriptor = self._from.open_if_room(path)
+        while descriptor is None and self._descriptors:
+            self._close(min(self._descriptors, key=self._used.__getitem__))
+            descriptor = self._from.open_if_room(path)
+        if descriptor is None:
+            descriptor = self._from.open(path)
+        self._descriptors[file] = descriptor
+        return descriptor

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Order, ShardShuffled, Shuffle, make_order, require_cache
+from milldam.loader.order import WINDOW_SHARDS, Order, ShardShuffled, Shuffle, make_order, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, SampleT, State
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         if self._no_sampler is not None:
             raise ConfigError(f"{self._no_sampler} Use DataLoader(BatchDataset(samples, batch_size), batch_size=None).")
 
-    @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         """A batch in one read. `out`: a batch of as many samples or more that may be overwritten."""
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def batches(
         self,
@@ -129,7 +130,6 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         epochs: int | None = 1,
         prefetch: int = 0,
         drop_last: bool = False,
-        copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[BatchT]:
         """Batches of samples, each sample once per epoch; see `Batches`.
@@ -138,12 +138,11 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         epochs             passes over the data; None: without end
         prefetch           batches that a thread prepares ahead; worth it if preparing one takes part of a step
         drop_last          leave out the last samples if they do not fill a batch on every rank
-        copy               False: arrays are reused, and a batch is valid until you ask for the next one
         """
         from milldam.loader.batches import Batches, Delivery
 
         delivery = Delivery(batch_size, rank, world_size, epochs, drop_last)
-        return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, copy=copy, dtype=dtype)
+        return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, dtype=dtype)
 
     # ---- for code that makes batches and mixtures of them ----
 
@@ -161,7 +160,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         return {}
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        """Look up some thousands of samples at once, for batches of them that follow."""
+        """Look up some thousands of samples at once, for batches of them that follow. This or `read` is overridden."""
         return lambda part, out: self.read(numbers[part], dtype, out)
 
     @property
@@ -179,11 +178,11 @@ class StreamSamples(Samples[SampleT, BatchT]):
 
     _kind: str
 
-    def __init__(self, data: Trainable, rules: Any, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: Any, way: Way = "auto") -> None:
         """`rules.facts`: all settings that decide which sample has which number."""
         one_of("read", way, Way)
         self._made_from = (data, rules, way)
-        self._stream, self._way = data.stream(), way
+        self._stream, self._way = data if isinstance(data, TokenStream) else data.stream(), way
         self._opened: Reader | None = None
         self._padding, self._label_form = self.padding_with(self._stream.pad_id), getattr(rules, "form", None)
 
@@ -228,7 +227,7 @@ class StreamSamples(Samples[SampleT, BatchT]):
         yield self._reader, *self._stretches(numbers)[:2]
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
-        require_cache(self._stream, shuffle)
+        require_cache(self._stream, WINDOW_SHARDS if shuffle == "shard" else 1 if shuffle is False else None)
         if shuffle != "shard":
             return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 
@@ -261,7 +260,7 @@ class TooLongDocuments:
 
     def message(self, limit: str, most: int, too_long: str) -> str:
         """A sentence about them, with the ways out. `limit`: the setting that says how long is too long."""
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
+        became = {"drop": "left out", "cut": "cut there", "split": "split"}[too_long]
         return (
             f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are {became} "
             f"({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or another too_long."

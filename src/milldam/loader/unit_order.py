@@ -195,7 +195,7 @@ class UnitOrder(Order):
     def state(self, place: int) -> dict[str, Any]:
         return self._at(place, sample=False).as_json()
 
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> UnitOrder:
+    def restored(self, state: Any, place: int) -> UnitOrder:
         begin: _Group = checked(_Group, state, _NAME)
         feed = self._feed
         damaged = any(len(pair) != 2 for pair in begin.parts) or begin.begin > place or begin.next_unit > feed.units

@@ -106,7 +106,7 @@ class Cuttable(ABC):
         buffer     best_fit: number of documents to choose from
         too_long   best_fit: what to do with documents longer than a row. drop (default for conversations, with a
                    warning): leave them out; cut: keep their first row; split (default for text): pieces in several
-                   rows; refuse: an error. How many there are: `rows.too_long`
+                   rows. How many there are: `rows.too_long`
         side       of preference pairs: chosen or rejected, the documents that rows are made of
 
         Of a feed, a row is made from one unit, and `document_ids` count the documents of a unit.
@@ -148,7 +148,7 @@ class Cuttable(ABC):
         """Documents one by one, batches padded to the longest in them, with an attention mask.
 
         max_tokens      most tokens of a document
-        too_long        what to do with longer ones. drop: with a warning; cut: cut them; refuse: an error.
+        too_long        what to do with longer ones. drop: with a warning; cut: cut them.
                         How many there are: `conversations.too_long`
         form            hf: labels[t] is input_ids[t] if that is trained on, else -100, for models that shift;
                         shifted: the next token

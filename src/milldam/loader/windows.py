@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milldam.loader.order import InSequence, Order, Shuffle
+from milldam.loader.order import InSequence, Order, Shuffle, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way
 from milldam.loader.samples import (
@@ -27,7 +27,6 @@ from milldam.loader.samples import (
     Samples,
     StreamSamples,
     at_least,
-    counted_number,
     one_of,
     widened,
 )
@@ -140,7 +139,7 @@ class Windows(StreamSamples[BatchT, BatchT]):
 
     _kind = "windows"
 
-    def __init__(self, data: Trainable, rules: WindowRules | StepRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: WindowRules | StepRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
         self.rules, self._count = rules, rules.count(self._stream)
 
@@ -158,9 +157,6 @@ class Windows(StreamSamples[BatchT, BatchT]):
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         return read_windows(self._reader, self._stretches(numbers)[0], self.rules, dtype)
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(None), out)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stream.name}: {len(self):,} of {self.rules.seq_len:,} tokens)"
 
@@ -169,16 +165,17 @@ class Steps(Windows[TokenPair]):
     """Windows of streams, in their order."""
 
     _kind = "streams"
+    rules: StepRules
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
+        require_cache(self._stream, self.rules.lanes)
         return InSequence(len(self))
 
 
 class Streams:
     """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
 
-    >>> streams = store.streams(4, 32)
-    >>> (x, y), (later, _) = streams[0], streams[1]
+    >>> (x, y), (later, _), *_ = store.streams(4, 32)
     >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
     ((4, 32), True)
     """
@@ -201,7 +198,6 @@ class Streams:
         world_size: int = 1,
         epochs: int | None = 1,
         prefetch: int = 0,
-        copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[TokenPair]:
         """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
@@ -209,7 +205,7 @@ class Streams:
 
         delivery = Delivery(self.batch_size, rank, world_size, epochs)
         steps = self._steps_of(delivery.step)
-        return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
+        return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, dtype=dtype)
 
     def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.batches())
@@ -217,15 +213,6 @@ class Streams:
     def __len__(self) -> int:
         """Batches in the data, for one rank."""
         return len(self._steps) // self.batch_size
-
-    def __getitem__(self, step: int) -> TokenPair:
-        """The batch of one step."""
-        wanted, lanes = counted_number(step, len(self), "step"), self.batch_size
-        numbers = self._steps._order(False, 0).numbers(np.arange(wanted * lanes, (wanted + 1) * lanes))
-        return self._steps.read(numbers)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Streams, (self._data, self.batch_size, self.seq_len, self._split, self._way)
 
     def __repr__(self) -> str:
         return f"Streams({self._data!r}: {self.batch_size:,} x {self.seq_len:,} tokens)"

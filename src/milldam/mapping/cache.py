@@ -29,7 +29,6 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.stores.place import hold
 from milldam.stores.table.manifest import IN_USE
 
-SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
 _DAY_SECONDS = 86_400
 
 
@@ -39,7 +38,7 @@ def cache_folder() -> Path:
 
 def cache_limit() -> int:
     """Bytes for all tables: as the environment says; or 50 GB, or half of what the disk has free."""
-    size = os.environ.get(SIZE_VARIABLE)
+    size = os.environ.get("MILLDAM_MAP_CACHE_SIZE")
     return default_bytes(cache_folder(), "*/*") if size is None else parse_size(size)
 
 

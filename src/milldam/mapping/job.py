@@ -94,7 +94,7 @@ class MapJob(TableJob):
         self.batch_bytes = max(0, 4 * settings.most_batch_bytes - WORK_BYTES)
         schema = given_schema(settings.schema)
         self._schema = None if schema is None else TableSchema.of(schema)
-        self._once = uuid.uuid4().hex
+        self._once = uuid.uuid4().hex if self.function.unhashable else ""
         """In the keys if the function has no hash: nothing is reused."""
 
     # ---- prepare ----
@@ -127,8 +127,7 @@ class MapJob(TableJob):
         """A hash of all that rows depend on besides what they are read from."""
         schema, of_source = None if self._schema is None else self._schema.ipc, self._source.schema
         features = None if of_source is None else of_source.metadata
-        known = "" if not self.function.unhashable else self._once
-        return key_of(_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), known)
+        return key_of(_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), self._once)
 
     def prepare(self, run: Session) -> Identity:
         folder = run.folder

@@ -177,9 +177,8 @@ class Files:
             return
         first, last = 0, sys.maxsize
         if rows is not None:
-            needs_total = rows.needs_total
-            total = sum(count(_slices_of(unit)) for unit in self._whole_units()) if needs_total else sys.maxsize
-            first, last = rows.bounds(total)
+            counts = (count(_slices_of(unit)) for unit in self._whole_units())
+            first, last = rows.bounds(sum(counts) if rows.needs_total else sys.maxsize)
         position = index = 0
         for unit in self._whole_units():
             there = count(_slices_of(unit))

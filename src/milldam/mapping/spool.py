@@ -20,21 +20,20 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import FileSink, NewFile, explain_os_errors
+from milldam.files import NewFile, explain_os_errors
 from milldam.mapping.function import ResultError, as_table, batches
 from milldam.mapping.schema import fit, to_array, unified
 from milldam.sources.batch import require_columns
 from milldam.sources.rows import from_records, value_size
 
 BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
-_FILE_BYTES = 1 << 30
 _KNOWN = (
     "Known are paths, a pandas or polars frame, an Arrow table, a datasets.Dataset or IterableDataset, a list of dicts "
     "or an iterator of dicts or texts, and a function that yields them."
 )
 
 
-def spool(source: Any, folder: Path, columns: Sequence[str] | None = None, file_bytes: int = _FILE_BYTES) -> str:
+def spool(source: Any, folder: Path, columns: Sequence[str] | None = None, file_bytes: int = 1 << 30) -> str:
     """Write the rows to files of a new folder; return a name of the source for messages."""
     name, rows, known = _rows_of(source)
     if known is not None and columns is not None:
@@ -63,7 +62,7 @@ def spool(source: Any, folder: Path, columns: Sequence[str] | None = None, file_
                     raise InputError(f"{name}: rows from number {count + 1:,} on: {error}") from None
                 if writer is None:
                     shown = schema.with_metadata(None if known is None else known.metadata)
-                    writer = pa.ipc.new_file(pa.PythonFile(FileSink(new), mode="w"), shown)
+                    writer = pa.ipc.new_file(pa.PythonFile(new, mode="w"), shown)
                 writer.write_batch(batch)
                 count += batch.num_rows
                 arrays = next(pieces, None)
@@ -140,10 +139,10 @@ def _rows_of_dataset(dataset: Any) -> Iterator[Any]:
 
 def refuse_transform(dataset: Any) -> None:
     if dataset.format["type"] == "custom":
-        raise ConfigError(
-            "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
-            "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
+        what = (
+            "The dataset has a transform, which is applied to rows as they are read. Give the function to milldam.map"
         )
+        raise ConfigError(f"{what}, and the dataset without it: dataset.with_format(None)")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from milldam.errors import InputError
@@ -27,8 +26,9 @@ from milldam.run import engine
 from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Session
 from milldam.run.folder import FINISHED, PLAN, RUN_FOLDER, RunFolder
-from milldam.run.records import RECORDS, Files, Record, Records, sweep
+from milldam.run.records import RECORDS, Files, Record, Records, read_records, sweep
 from milldam.run.summary import Summary, log
+from milldam.run.units import mixed_keys
 from milldam.sources.units import Slice, is_as_listed
 from milldam.stores.kinds import TABLE, live_files
 from milldam.stores.table.manifest import TableManifest, TableShard
@@ -109,9 +109,8 @@ class TableJob(engine.Job[TableSummary]):
 
     def open_records(self, run: Session, recipe: str) -> Records:
         """The records of the listed units. `recipe`: everything that rows depend on besides their unit."""
-        keys = run.folder.units.keys()
-        keys = keys.mixed(np.full(len(keys), xxh3_64_intdigest(recipe.encode()), np.uint64))
-        self.records = Records(run.folder.journal, RECORDS, run.folder.out, keys)
+        keys = mixed_keys(run.folder.units.keys(), xxh3_64_intdigest(recipe.encode()))
+        self.records = Records(run.folder, RECORDS, keys)
         return self.records
 
     def in_order(self) -> Iterator[Record]:
@@ -192,7 +191,7 @@ def clean_up(folder: RunFolder) -> None:
     """Remove what a finished table, or one that somebody has open, no longer needs."""
     folder.tidy()
     sweep(folder.out, [SHARDS], live_files(folder.out, TABLE))
-    kept = (Path(name).name for record in folder.journal.read(RECORDS) for name in record.files)
+    kept = (Path(name).name for record in read_records(folder.folder, RECORDS) for name in record.files)
     sweep(folder.folder, [f"{begin}*.jsonl" for begin in LISTS], kept)
     folder.units.remove()  # it may hold addresses with secrets
     shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)

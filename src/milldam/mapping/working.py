@@ -83,14 +83,13 @@ class MapLoad:
         if self.settings.function_spec is not None:
             values["settings"] = replace(self.settings, function=print)
         try:
-            packed: bytes = cloudpickle.dumps(values)
+            return bytes(cloudpickle.dumps(values))
         except Exception as error:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
                 f"{type(error).__name__}: {error}\nMake it inside the function (once, kept in a global), or use ",
                 *(Setting("workers", 1), " on this machine."),
             ) from None
-        return packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
-from milldam.loader.documents import document_lengths
+from milldam.loader.documents import document_extents
 from milldam.loader.reading import end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
@@ -95,7 +95,7 @@ def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path
 def _pack_split(stream: TokenStream, rules: PackingRules, seq_len: int, writer: _RowWriter | None) -> dict[str, Any]:
     wrapped = rules.strategy == "wrapped"
     cutter = Cutter(seq_len, wrapped=wrapped)
-    pieces = cutter(document_lengths(stream))
+    pieces = cutter(ends - begins for begins, ends in document_extents(stream))
     made = wrapped_rows(pieces, seq_len, pad_last=rules.pad_last) if wrapped else None
     rows = tokens = 0
     for some, counts in made or best_fit_rows(pieces, seq_len, buffer=rules.buffer):

@@ -25,7 +25,7 @@ from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records
 from milldam.run.tasks import Workers
-from milldam.run.units import Keys, UnitList, key_of
+from milldam.run.units import UnitList, keys_of
 from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Index
 
@@ -187,8 +187,8 @@ def arrange(
         boundaries = _boundaries(folder.out, free, config.split_tokens if len(listed) else {})
         ends = [asdict(one) for one in boundaries]
         # A key names the documents, and what decides where they go.
-        keys = Keys.of(
-            key_of(one.record.key, one.record.part, one.unit, ends, one.kept, one.last)
+        keys = keys_of(
+            (one.record.key, one.record.part, one.unit, ends, one.kept, one.last)
             for one in listed.all(Staged.from_json)
         )
         chosen = (TRAIN, *config.split_shares) if config.split_shares else (*config.split_tokens, TRAIN)
@@ -200,7 +200,7 @@ def arrange(
             validation=validation,
             dtype=dtype,
         )
-        records = Records(folder.journal, RECORDS, folder.out, keys)
+        records = Records(folder, RECORDS, keys)
         yield Stage(ARRANGE, load, records, Staged.from_json, readers, listed=listed)
     finally:
         listed.remove()

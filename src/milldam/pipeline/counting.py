@@ -48,7 +48,7 @@ class RowCounts:
         def count(unit: int, record: Record) -> None:
             self._documents[unit] = record.counts["documents"]
 
-        self._records = Records(folder.journal, NAME, folder.out, folder.units.keys(), count)
+        self._records = Records(folder, NAME, folder.units.keys(), count)
         self._units: dict[int, list[int]] = {k: [] for k, rules in enumerate(sets) if rules.counted}
         """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):

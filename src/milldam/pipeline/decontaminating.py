@@ -38,7 +38,6 @@ from milldam.run.pools import Pool
 from milldam.run.records import Record, Records
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import Workers
-from milldam.run.units import Keys
 from milldam.sources.batch import Reject, TextRules, listed_names
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.rows import FileReader, Places, Rows, row_count, rows_between
@@ -186,7 +185,7 @@ def find_contamination(
         held = usage().anonymous
         count = fit_workers(budget, held, loaded, useful, forked=work.pool.forks)
         team = Workers(count, 1)
-        records = Records(run_folder.journal, "scanned.jsonl", folder, Keys(np.arange(units, dtype=np.uint64)))
+        records = Records(run_folder, "scanned.jsonl", np.arange(units, dtype=np.uint64))
         load = Scanning(store, units, index, folder)
         work.work(Stage("decontaminate", load, records, workers=team))
 

@@ -67,9 +67,9 @@ from milldam.pipeline.preparing import Prepared
 from milldam.rules import DedupRules, EvaluationSet
 from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.records import Record, Records, sweep
+from milldam.run.records import Record, Records, forget_records, read_records, sweep
 from milldam.run.tasks import Workers
-from milldam.run.units import KeyArray, Keys, key_of, mixed
+from milldam.run.units import KeyArray, keys_of, mixed, mixed_keys
 from milldam.sources.units import Unit
 
 FINGERPRINT, GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE = (
@@ -187,7 +187,7 @@ class Deduplication:
     """Dedup and decontamination of one job."""
 
     def __init__(
-        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, fitting: Fitting
+        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: KeyArray, fitting: Fitting
     ) -> None:
         self._config, self._rules, self._session, self._prepared = config, rules, session, prepared
         self._cores = fitting.cores
@@ -196,7 +196,7 @@ class Deduplication:
         self.keys = keys
         """Of what the first pass leaves, by unit."""
         # Another one for other fingerprints: what was resolved from those is of no use.
-        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.values.tobytes())}"
+        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
         """The folder of the drop files."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
@@ -226,7 +226,7 @@ class Deduplication:
             self._evaluation = evaluation.provide_index(folder.folder)
             for warning in deciding.warnings_of(Index(self._evaluation), evaluation.sets):
                 self._session.observer.warn(warning)
-        records = Records(folder.journal, RECORDS, folder.out, self.keys)
+        records = Records(folder, RECORDS, self.keys)
         load = FirstPass(
             out=folder.out,
             sets=self._prepared.sets,
@@ -262,8 +262,8 @@ class Deduplication:
                 yield from self._resolve(RANK)
             yield from self._resolve(NEAR)
             # Of another corpus, other documents may be in pairs.
-            corpus = np.full(len(self.keys), int(self.folder.name.rpartition("-")[2], 16), np.uint64)
-            records = Records(folder.journal, f"{SHINGLE}.jsonl", folder.out, self.keys.mixed(corpus))
+            corpus = int(self.folder.name.rpartition("-")[2], 16)
+            records = Records(folder, f"{SHINGLE}.jsonl", mixed_keys(self.keys, corpus))
             rules = self._prepared.sets, self._config.clean_rules, self._config.filters
             load = Shingling(folder.out, *rules, self._resolving(SHINGLE).work(), judges.threads)
             yield from self._read(SHINGLE, load, records, judges, rows)
@@ -282,7 +282,7 @@ class Deduplication:
         """A look at the input, of which a unit that is repeated has one."""
 
         def facts(unit: int) -> dict[str, Any]:
-            return {"rows": rows.get(unit), "prints": self.keys[unit]}
+            return {"rows": rows.get(unit), "prints": f"{self.keys[unit]:016x}"}
 
         todo = [unit for unit in self._originals.tolist() if unit not in records]
         if todo:
@@ -290,8 +290,8 @@ class Deduplication:
 
     def _records_of(self, name: str) -> Records:
         folder = self._session.folder
-        keys = Keys.of(key_of(self.folder.name, name, step) for step in range(self._counts[name]))
-        return Records(folder.journal, f"{name}.jsonl", folder.out, keys)
+        keys = keys_of([self.folder.name, name, step] for step in range(self._counts[name]))
+        return Records(folder, f"{name}.jsonl", keys)
 
     def _resolving(self, name: str, compared: int = 0) -> Resolving:
         return Resolving(
@@ -353,7 +353,7 @@ class Deduplication:
         prints = Path("..") / PRINTS
         for unit in self._originals.tolist():
             for kind in ("hashes", "signatures", "preferences", "matches", "places"):
-                target = print_path(prints, kind, self.keys[unit])
+                target = print_path(prints, kind, f"{self.keys[unit]:016x}")
                 if (self.folder / target).exists():
                     with contextlib.suppress(FileExistsError):
                         print_path(self.folder, kind, unit_name(unit)).symlink_to(target)
@@ -374,7 +374,7 @@ class Deduplication:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         tells_all, origins = self._config.write_dropped, self._origins
-        found, keys = np.zeros(len(origins), np.uint64), self.keys.values
+        found, keys = np.zeros(len(origins), np.uint64), self.keys
         for path in sorted(self.folder.glob("drops-*.bin")):
             way = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             for drops in drops_in(path):
@@ -412,9 +412,9 @@ def remove_drop_files(folder: RunFolder) -> None:
     grows."""
     found = list(folder.folder.glob(f"{FOLDER}-*"))
     if found:
-        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record.files)
+        live = (Path(name).name for record in read_records(folder.folder, RECORDS) for name in record.files)
         sweep(folder.folder / PRINTS, ("*",), live)
         for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
-            folder.journal.forget(f"{name}.jsonl")
+            forget_records(folder.folder, f"{name}.jsonl")
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

@@ -40,7 +40,7 @@ from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.pools import Pool
 from milldam.run.records import RECORDS, Records
 from milldam.run.summary import Observer, Quiet
-from milldam.run.units import Identity, KeyArray
+from milldam.run.units import Identity, KeyArray, mixed_keys
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Unit
 from milldam.stores.kinds import AUDIT_FILES, TOKENS
@@ -149,7 +149,7 @@ class TokenJob(engine.Job[TextSummary]):
             for _ in fitting.survey(folder.units.all(Unit.from_json)):
                 pass
         if config.dedup_rules is None and not any(rules.counted for rules in prepared.sets):
-            self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys().mixed(self._selected(run)))
+            self._records = Records(folder, RECORDS, mixed_keys(folder.units.keys(), self._selected(run)))
             done = self._records.complete
         later = {"index": config.dedup_rules is not None and config.dedup_rules.index is not None}
         later |= {"pack": config.packing_rules is not None, "report": True}
@@ -183,24 +183,24 @@ class TokenJob(engine.Job[TextSummary]):
             counts = RowCounts(folder, prepared.sets)
             yield counts.stage(readers)
             ranges = counts.ranges()
-        keys = folder.units.keys().mixed(self._selected(run, ranges))
+        keys = mixed_keys(folder.units.keys(), self._selected(run, ranges))
         dedup = None
         if config.dedup_rules is not None:
             from milldam.pipeline.deduplicating import Deduplication
 
             first = keys
             if prepared.input.evaluation is not None:
-                first = keys.mixed(np.full(len(keys), int(prepared.input.evaluation.name, 16), np.uint64))
+                first = mixed_keys(keys, int(prepared.input.evaluation.name, 16))
             dedup = Deduplication(config, config.dedup_rules, run, prepared, first, fitting)
             yield from dedup.stages(readers, fitting.readers(units, judging=True), ranges)
-            keys = keys.mixed(dedup.verdicts())
-        records = self._records or Records(folder.journal, RECORDS, folder.out, keys)
+            keys = mixed_keys(keys, dedup.verdicts())
+        records = self._records or Records(folder, RECORDS, keys)
         self._made = Made(records, None, dedup)
 
         def facts(number: int) -> dict[str, Any]:
             origin = folder.units.at(number, Unit.from_json).origin
             left = None if config.limit is None else config.limit - records.counts["documents"]
-            prints = None if dedup is None else dedup.keys[origin]
+            prints = None if dedup is None else f"{dedup.keys[origin]:016x}"
             return {"documents": left, "rows": ranges.get(origin), "prints": prints}
 
         wanted = takewhile(lambda _: not self._is_full(records), records.pending())
@@ -319,7 +319,7 @@ def _state_of(config: Config, identity: Identity) -> str:
     refuse_foreign(Path(config.out), TOKENS)
     there = RunFolder(Path(config.out), TOKENS)
     state = there.state()
-    begin = there.where_to_begin(identity, overwrite=config.overwrite, has_results=True)
+    begin = there.where_to_begin(identity, overwrite=config.overwrite)
     if state == NEW:
         return state
     if begin == NEW:

@@ -49,7 +49,8 @@ _GATHERED = ("input_ids", "token_type_ids", "offsets")
 _WIDE = ("input_ids", "token_type_ids", "start_positions", "end_positions", "cls_index")
 """Returned as int64, which models index with."""
 WINDOW_FIELDS = (*_WIDE, "attention_mask", "offset_mapping", "segment_index", "total_segments", "has_answer")
-"""The fields of a window, except its example's id."""
+"""The fields of a window besides texts and the id of its example."""
+_WINDOW_TEXTS = ("question", "context", "chosen_answer_text", "chosen_answer_char_span")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +294,13 @@ class FeatureStore:
         return begin + form.before + places, begin + length - form.after - len(places) + places
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """One window with all its fields: arrays of L, and numbers."""
+        """One window with all its fields: arrays of L, numbers, and texts of its example."""
         rows = self.rows([counted_number(operator.index(number), len(self), "window")], (*WINDOW_FIELDS, "example"))
         example = int(rows.pop("example")[0])
         window = {name: column[0].astype(np.int64) if name in _WIDE else column[0] for name, column in rows.items()}
         window = {name: value if value.ndim else value.item() for name, value in window.items()}
-        return window | {"example_id": self.example(example)["id"]}
+        texts = self.example(example)
+        return window | {"example_id": texts["id"]} | {name: texts[name] for name in _WINDOW_TEXTS}
 
     # ---- examples ----
 

@@ -1,84 +1,135 @@
 """A store at an address: its manifest is read when it is opened, a shard comes here whole when it is first touched.
 
-What is needed soon is fetched by a thread, one file at a time: at most half of the cache is kept for what was announced
-and not opened yet. A fetched file is held open until somebody takes it, so that it can't be removed in between.
+Large files are fetched in blocks, a few in parallel where the file system can; what fails is tried again from where it
+stopped, with a growing wait. What is needed soon is fetched by a thread: at most half of the cache is kept for what was
+announced and not opened yet. A fetched file is held open until somebody takes it, so that it can't be removed in
+between. Errors never show the options, which may hold secrets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from milldam.errors import MilldamError, StoreError
-from milldam.memory import format_size
-from milldam.remote.filesystem import RemoteFolder
+from milldam.errors import ConfigError, MilldamError, ResourceError, StoreError
+from milldam.input_files import address_error, first_line, is_refusal, missing_bucket, missing_package, without_secrets
 from milldam.remote.shard_cache import DamagedError, ShardCache
-from milldam.stores.kinds import KINDS, TOKENS, FileRecord
-from milldam.stores.place import BLOCK_BYTES
+from milldam.stores.kinds import TOKENS, FileRecord
 
+_BLOCK_BYTES, _PARALLEL_BLOCKS = 8 << 20, 4
+_ATTEMPTS = 5
+_FIRST_WAIT_S = 0.5
 _MOST_AHEAD, _FEW_FILES = 64, 8
 log = logging.getLogger("milldam")
 
+Result = TypeVar("Result")
 
-class RemotePlace:
+
+class RemoteFolder:
+    """Files by name below an address. Connects anew in another process."""
+
+    def __init__(self, address: str, options: Mapping[str, Any]) -> None:
+        self.address, self.name, self._options = address.rstrip("/"), without_secrets(address.rstrip("/")), options
+        """The address as it was given may hold secrets; the name does not."""
+        self._connection: tuple[int, Any, str] | None = None
+
+    def read(self, file: str) -> bytes | None:
+        """A small file whole; None: there is none."""
+        return self._tried(file, lambda filesystem, path: bytes(filesystem.cat_file(path)))
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None: there is none."""
+        return self._tried(file, lambda filesystem, path: int(filesystem.info(path)["size"]))
+
+    def blocks(self, file: str, size: int | None = None) -> Iterator[bytes]:
+        """A file, or its first `size` bytes, in blocks; fewer when it is shorter."""
+        size = self.size(file) or 0 if size is None else size
+        for first in range(0, size, _PARALLEL_BLOCKS * _BLOCK_BYTES):
+            starts = range(first, min(size, first + _PARALLEL_BLOCKS * _BLOCK_BYTES), _BLOCK_BYTES)
+
+            def fetch(filesystem: Any, path: str, starts: range = starts) -> list[bytes]:
+                stops = [min(size, start + _BLOCK_BYTES) for start in starts]
+                parts = filesystem.cat_ranges([path] * len(starts), list(starts), stops, on_error="raise")
+                return list(map(bytes, parts))
+
+            blocks = self._tried(file, fetch)
+            if blocks is None:
+                raise StoreError(f"{self.name}/{file}: missing. `milldam verify {self.name}` checks it.")
+            yield from blocks
+            if len(blocks[-1]) < min(size - starts[-1], _BLOCK_BYTES):
+                return
+
+    def _tried(self, file: str, call: Callable[[Any, str], Result]) -> Result | None:
+        """The result of a call with the file system and the file's path in it; None: there is no such file."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                # A connection of another process does not work here.
+                if self._connection is None or self._connection[0] != os.getpid():
+                    self._connection = (os.getpid(), *self._connect())
+                filesystem, folder = self._connection[1:]
+                return call(filesystem, f"{folder}/{file}")
+            except FileNotFoundError:
+                return None
+            except ConfigError:
+                raise
+            except Exception as error:
+                if is_refusal(error) or attempt == _ATTEMPTS - 1:
+                    raise address_error(f"{self.address}/{file}", error, f" (tried {_ATTEMPTS} times)") from None
+                log.info("%s/%s: %s; again", self.name, file, first_line(error))
+            time.sleep(_FIRST_WAIT_S * 2**attempt)
+        raise AssertionError
+
+    def _connect(self) -> tuple[Any, str]:
+        import fsspec
+
+        try:
+            filesystem, folder = fsspec.core.url_to_fs(self.address, **self._options)
+        except ImportError as error:
+            raise ConfigError(missing_package(self.address, error)) from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self.name}: {first_line(error)}") from None
+        filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives
+        return filesystem, str(folder).rstrip("/")
+
+
+class RemotePlace(RemoteFolder):
     """A folder at an address, whose large files come through a cache. Pickles as its address and settings."""
 
     folder = None
 
     def __init__(self, address: str, cache_bytes: int, cache_dir: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(address, options)
         self._made_from = (address, cache_bytes, cache_dir, dict(options))
-        self.address, self.cache_bytes, self.cache_dir = address, cache_bytes, cache_dir
-        """The address as it was given; it may hold secrets."""
+        self.cache_bytes, self.cache_dir = cache_bytes, cache_dir
         self.rows, self.mapped_bytes = cache_dir / "rows", cache_bytes // 2
-        self._remote = RemoteFolder(address, options)
         self._small: dict[str, bytes] = {}
-        self.name = self._remote.name
-        self.origin = RemoteFiles(self._remote, ShardCache(cache_dir / "shards", cache_bytes))
+        self.origin = RemoteFiles(RemoteFolder(address, options), ShardCache(cache_dir / "shards", cache_bytes))
 
     def read(self, file: str) -> bytes | None:
         if file not in self._small:
-            data = self._remote.read(file)
+            data = super().read(file)
             if data is None:
                 return None
             self._small[file] = data
         return self._small[file]
 
-    def manifest(self, name: str) -> bytes | None:
-        return self.read(name)
-
-    def size(self, file: str) -> int | None:
-        return self._remote.size(file)
-
-    def blocks(self, file: str) -> Iterator[bytes]:
-        for block in self._remote.blocks(file, self._remote.size(file) or 0):
-            for first in range(0, len(block), BLOCK_BYTES):
-                yield block[first : first + BLOCK_BYTES]
+    manifest = read
 
     def local(self, file: str, record: FileRecord) -> Path:
         return self.origin.path(file, record)
 
     def map(self, file: str, record: FileRecord) -> mmap.mmap:
-        descriptor = self.origin.open(self.local(file, record))
-        try:
-            # A mapping has a copy of the descriptor, and with it the lock: the file stays while it lives.
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        return self.origin.map(self.local(file, record))
 
     def not_a_store(self) -> str:
-        for other in KINDS:
-            if other is not TOKENS and self._remote.size(other.manifest) is not None:
-                return (
-                    f"{self.name}: {other.phrase}, and only token stores are read at an address. "
-                    "`milldam pull` or copy it here first."
-                )
-        missing = self._remote.missing_bucket()
+        missing = missing_bucket(self._connection[1], self.address, self._connection[2]) if self._connection else ""
         if missing:
             return f"{self.name}: no store there: {missing}. Is the address right?"
         return f"{self.name}: no store there (no {TOKENS.manifest}). Is the address right, and the upload complete?"
@@ -86,36 +137,11 @@ class RemotePlace:
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePlace, self._made_from
 
-    def __repr__(self) -> str:
-        return f"RemotePlace({self.name!r}, cache {format_size(self.cache_bytes)} in {self.cache_dir})"
-
-
-class _Fetch(threading.Thread):
-    """A file that comes in the background, one after another; `descriptor` when it has: None, if it could not."""
-
-    def __init__(self, fetch: Callable[[], int | None], turn: threading.Lock, opened_before: int) -> None:
-        super().__init__(name="milldam-fetch", daemon=True)
-        self._call, self._turn, self.opened_before = fetch, turn, opened_before
-        self.descriptor: int | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with self._turn:
-                self.descriptor = self._call()
-        except (MilldamError, OSError) as error:
-            # Whoever needs it tries again and is told.
-            log.debug("not fetched ahead: %s", error)
-        del self._call  # which knows the place, and that knows this
-
-    def close(self) -> None:
-        self.join()
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-
 
 class RemoteFiles:
     """Files of a folder at an address, on this machine while they are needed: the `Origin` of its store."""
+
+    _fetching: Path | None
 
     def __init__(self, remote: RemoteFolder, cache: ShardCache) -> None:
         self._remote, self._cache = remote, cache
@@ -133,10 +159,10 @@ class RemoteFiles:
         descriptor = self.open_if_room(path)
         if descriptor is None:
             # What was fetched for later gives way to what is needed now.
-            with self._lock:
+            with self._changed:
                 self._waiting.clear()
-                while self._ahead:
-                    self._ahead.popitem()[1].close()
+                self._changed.wait_for(lambda: self._fetching is None)
+                self._give_back()
             descriptor = self._fetch(path, may_exceed=True)
             assert descriptor is not None
         return descriptor
@@ -144,49 +170,51 @@ class RemoteFiles:
     def open_if_room(self, path: Path) -> int | None:
         """None: not without going beyond the cache's bound."""
         self._after_fork()
-        with self._lock:
+        with self._changed:
             self._waiting.pop(path, None)
-            ahead = self._ahead.pop(path, None)
-        if ahead is not None:
-            ahead.join()
-        found = None if ahead is None else ahead.descriptor
-        descriptor = self._fetch(path, may_exceed=False) if found is None else found
-        if descriptor is not None:
-            with self._lock:
-                self._opened_bytes += self._size(path)
-                # Nobody comes for it any more: the loop that announced it was left.
-                for old, one in list(self._ahead.items()):
-                    if one.opened_before < self._opened_bytes - 2 * self.cache_bytes:
-                        self._ahead.pop(old).close()
-                self._fetch_ahead()
+            self._changed.wait_for(lambda: self._fetching != path)
+            descriptor = self._ready.pop(path, None)
+        descriptor = self._fetch(path, may_exceed=False) if descriptor is None else descriptor
+        self.announce(())
         return descriptor
 
+    def map(self, path: Path) -> mmap.mmap:
+        descriptor = self.open(path)
+        try:
+            # A mapping has a copy of the descriptor, and with it the lock: the file stays while it lives.
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+
     def hold(self, paths: Sequence[Path]) -> object:
-        """Have files here while the result lives."""
-        wanted = [path for path in paths if self._size(path)]
-        lease = self._cache.hold([self._known[path][1] for path in wanted])
-        for path in wanted:
-            os.close(self.open(path))
-        return lease
+        """Have files here while the result lives. StoreError: not so many at once."""
+        try:
+            return [self.map(path) for path in paths if self._size(path)]
+        except (OSError, ResourceError) as error:
+            raise StoreError(f"{self._remote.name}: not all of it can be held open ({error}).") from None
 
     def has(self, paths: Sequence[Path]) -> bool:
         return all(not self._size(path) or self._cache.has(self._known[path][1]) for path in paths)
+
+    def announce(self, paths: Sequence[Path]) -> None:
+        """These are needed soon; none: there is room again."""
+        self._after_fork()
+        with self._changed:
+            self._waiting |= dict.fromkeys(path for path in paths if path not in self._ready)
+            if self._fetching is None and (path := self._next()) is not None:
+                self._fetching = path
+                threading.Thread(target=self._fetch_ahead, args=(path,), name="milldam-fetch", daemon=True).start()
 
     def _size(self, path: Path) -> int:
         return int(self._known[path][1]["bytes"])
 
     def _fetch(self, path: Path, *, may_exceed: bool) -> int | None:
-        """A descriptor of a file that is here, or comes now; once more where its bytes are wrong."""
+        """A descriptor of a file that is here, or comes now."""
         file, record = self._known[path]
 
         def download() -> Iterator[bytes]:
-            log.info("%s: fetching %s (%s)", self._remote.name, file, format_size(record["bytes"]))
             return self._remote.blocks(file, record["bytes"])
 
-        try:
-            return self._cache.open(record, download, may_exceed=may_exceed)
-        except DamagedError:
-            pass
         try:
             return self._cache.open(record, download, may_exceed=may_exceed)
         except DamagedError as error:
@@ -197,39 +225,43 @@ class RemoteFiles:
 
     # ---- ahead ----
 
-    def announce(self, paths: Sequence[Path]) -> None:
-        """These are needed soon; none: there is room again."""
-        self._after_fork()
-        with self._lock:
-            self._waiting |= dict.fromkeys(path for path in paths if path not in self._ahead)
-            self._fetch_ahead()
-
-    def _fetch_ahead(self) -> None:
-        """Begin with what waits: up to half of the cache, or one file where that holds few."""
-        while self._waiting:
-            path = next(iter(self._waiting))
-            size, ahead = self._size(path), sum(map(self._size, self._ahead))
+    def _next(self) -> Path | None:
+        """What to fetch next: up to half of the cache, or one file where that holds few."""
+        path = next(iter(self._waiting), None)
+        if path is not None:
+            size, ahead = self._size(path), sum(map(self._size, self._ready))
             holds_few = self.cache_bytes < _FEW_FILES * size
-            if self._ahead and (holds_few or ahead + size > self.cache_bytes // 2 or len(self._ahead) >= _MOST_AHEAD):
-                return
+            if self._ready and (holds_few or ahead + size > self.cache_bytes // 2 or len(self._ready) >= _MOST_AHEAD):
+                return None
             del self._waiting[path]
-            fetch = partial(self._fetch, path, may_exceed=False)
-            self._ahead[path] = _Fetch(fetch, self._turn, self._opened_bytes)
+        return path
+
+    def _fetch_ahead(self, path: Path | None) -> None:
+        while path is not None:
+            descriptor = None
+            with contextlib.suppress(MilldamError, OSError):  # whoever needs it tries again and is told
+                descriptor = self._fetch(path, may_exceed=False)
+            with self._changed:
+                if descriptor is not None:
+                    self._ready[path] = descriptor
+                path = self._fetching = self._next()
+                self._changed.notify_all()
 
     def _begin_ahead(self) -> None:
-        self._process = os.getpid()
-        self._lock, self._turn = threading.Lock(), threading.Lock()
-        self._waiting: dict[Path, None] = {}
-        self._ahead: dict[Path, _Fetch] = {}
-        self._opened_bytes = 0
-        """Of all files that were opened."""
+        self._process, self._changed = os.getpid(), threading.Condition()
+        self._waiting, self._fetching = dict[Path, None](), None
+        self._ready = dict[Path, int]()
+        """Descriptors of files that nobody has taken yet."""
 
     def _after_fork(self) -> None:
         if self._process != os.getpid():
-            # A fork has neither the threads nor a lock that anybody would give back. What was fetched stays open.
+            # A fork has neither the thread nor a lock that anybody would give back. What was fetched stays open.
             self._begin_ahead()
+
+    def _give_back(self) -> None:
+        while self._ready:
+            os.close(self._ready.popitem()[1])
 
     def __del__(self) -> None:
         if self._process == os.getpid():
-            while self._ahead:
-                self._ahead.popitem()[1].close()
+            self._give_back()

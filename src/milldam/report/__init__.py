@@ -1,7 +1,7 @@
 """A finished store -> `run/report.html`, a page that tells how the run went and what came out of it.
 
     facts           what the page tells, gathered from the store and its run folder
-    timeline        run/memory.csv -> a curve of bounded size, and its chart as SVG
+    timeline        run/memory.csv -> a curve of bounded size
     page.html.jinja, page.css    the page: open them to change what it says and how it looks
 
 The page stands alone: one file, no script, no font, image or address from elsewhere; it opens from the disk. Text
@@ -12,39 +12,25 @@ store's tokenizer, which is the largest part.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from milldam import markup
-from milldam.errors import ResourceError
 from milldam.files import explain_os_errors, write_file
 from milldam.memory import format_size
 from milldam.report.facts import gather
-from milldam.report.timeline import memory_chart
 
 NAME = "report.html"
-_YAML_CHARACTERS = 20_000
-log = logging.getLogger("milldam")
 
 __all__ = ["NAME", "write_report"]
 
 
 def write_report(out: Path) -> Path:
-    """Make the page of a finished store anew; its path. Equal files give equal bytes.
-
-    Where nothing can be written, the page that the run made stays.
-    """
-    page = _render(gather(out))
-    path = out / "run" / NAME
-    try:
-        with explain_os_errors(path):
-            path.parent.mkdir(exist_ok=True)
-        write_file(path, page.encode())
-    except ResourceError as error:
-        if not path.exists():
-            raise
-        log.warning("The report is the one that the run made: %s", error)
+    """Make the page of a finished store anew; its path. Equal files give equal bytes."""
+    page, path = _render(gather(out)), out / "run" / NAME
+    with explain_os_errors(path):
+        path.parent.mkdir(exist_ok=True)
+    write_file(path, page.encode())
     return path
 
 
@@ -82,7 +68,6 @@ def _render(facts: dict[str, Any]) -> str:
     }
     environment.globals |= {
         "duration": markup.duration,
-        "memory_chart": lambda *chart: Markup(memory_chart(*chart)),
         "percent": lambda part, whole: f"{100 * min(1.0, part / whole) if whole > 0 else 0:.2f}%",
         "place_words": markup.place_words,
         "preferred_line": markup.preferred_line,
@@ -97,5 +82,4 @@ def _yaml(value: dict[str, Any]) -> str:
 
     if not value:
         return "(none)"
-    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=100)
-    return text[:_YAML_CHARACTERS].rstrip() + ("\n…" if len(text) > _YAML_CHARACTERS else "")
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=100).rstrip()

@@ -3,8 +3,7 @@
 Only the manifest and the index are needed. What `run/summary.json` and `run/memory.csv` tell comes on top; a damaged or
 missing one costs only what it would tell: a page with less in it is better than none.
 
-Lengths are counted, not collected: half a megabyte a split however many documents there are, read in blocks. Exact up
-to 65,535 tokens a document, by powers of two beyond. A billion documents are some 4 GB of index to read. Of the
+Lengths are counted, not collected: half a megabyte a split however many documents there are, read in blocks. Of the
 samples, spread evenly over the store, only the first tokens are decoded, so a document of gigabytes costs no more than
 a short one.
 """
@@ -13,32 +12,26 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from milldam.files import read_sealed
 from milldam.markup import escape, shorten
-from milldam.report.timeline import read_timeline
+from milldam.report.timeline import chart_of, read_timeline
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import Index, Int64s
-from milldam.stores.tokens.manifest import READ, Manifest, Tally
 from milldam.stores.tokens.reader import Store
 
-_SPLITS_LISTED, _SPLITS_DRAWN, _REASONS_SHOWN = 50, 6, 40
-_CHARACTERS, _PASSAGE_CHARACTERS = 500, 600
-_SAMPLES, _TOKENS = 5, 400
-_DROPPED, _PER_REASON, _DROPPED_BYTES = 6, 2, 1 << 20
+_SPLITS_DRAWN, _SAMPLES, _TOKENS, _PASSAGE_CHARACTERS = 6, 5, 120, 600
 _SIZES_APART = 10
-"""Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
+"""Sizes of clusters that have a bar of their own."""
 Bar = tuple[str, int]
 """A label and a count."""
 _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
@@ -48,9 +41,9 @@ _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
 def gather(out: Path) -> dict[str, Any]:
     """Read it all, in memory that does not grow with the store."""
     store = Store(out)
-    manifest, tally = store.manifest, store.manifest.tally
+    manifest = store.manifest
     summary = read_sealed(out / "run" / "summary.json") or {}
-    details = summary.get("facts", {})
+    details, memory = summary.get("facts", {}), summary.get("memory") or {}
     # A later command that finds nothing to do adds to the file.
     end, curve = math.inf if summary.get("finished") is None else summary["finished"] + 1, out / "run" / "memory.csv"
     timeline = read_timeline(curve, end) or read_timeline(curve)
@@ -58,73 +51,59 @@ def gather(out: Path) -> dict[str, Any]:
     sessions, seconds = 1 + (len(timeline.restarts) if timeline else 0), float(summary.get("seconds", 0.0))
     if timeline is not None and (sessions > 1 or not seconds):
         seconds = max(timeline.seconds, seconds)
-    memory, packing = summary.get("memory") or {}, details.get("packing") or {}
-    room = sum(one["rows"] * one["seq_len"] for one in packing.values())
-    filled = sum(one["efficiency"] * one["rows"] * one["seq_len"] for one in packing.values())
-    dedup = manifest.settings.get("dedup")
-    near = {"dedup": dedup | {"method": "near, after exact"}} if dedup and dedup.get("near") else {}
-    lengths = [(split, one) for split, one in _lengths(out, manifest).items() if one.documents][:_SPLITS_DRAWN]
+    lengths = {split: Lengths() for split in manifest.splits[:_SPLITS_DRAWN]}
+    for shard in manifest.shards:
+        for block in Index.map(out / f"{shard.name}.idx").length_blocks() if shard.split in lengths else ():
+            lengths[shard.split].add(block)
     _mark_differences(details)
     return {
         "path": out.resolve(),
-        "name": out.resolve().name,
         "manifest": manifest,
         "store_version": TOKENS.version,
-        "settings": manifest.settings | near,
+        "settings": _near_named(manifest.settings),
+        "config": _near_named(details.get("config") or {}),
         **manifest.totals,
-        "tally": tally,
-        "flow": list(_flow(tally)),
+        "tally": manifest.tally,
         "summary": summary,
         "details": details,
-        "workers": summary.get("workers"),
         "timeline": timeline,
+        "chart": chart_of(timeline, memory.get("budget")) if timeline else None,
         "sessions": sessions,
         "seconds": seconds,
         "memory": memory,
         "budget": memory.get("budget"),
         "peak": max(int(memory.get("peak", 0)), timeline.peak if timeline else 0),
-        "packed_percent": 100 * filled / max(room, 1),
-        "lengths": lengths,
-        "splits_not_drawn": len(manifest.splits) - len(lengths) if len(lengths) == _SPLITS_DRAWN else 0,
-        "splits": manifest.splits[:_SPLITS_LISTED],
+        "lengths": [(split, one) for split, one in lengths.items() if one.documents],
+        "splits_not_drawn": len(manifest.splits) - len(lengths),
         "clusters": list(_clusters(details)),
-        "samples": _sample_documents(store),
-        "dropped_samples": _sample_dropped(store.audit["dropped"]) if "dropped" in store.audit else [],
+        "samples": list(_sample_documents(store)),
         "audit": {what: path.name for what, path in store.audit.items()},
     }
 
 
-def _flow(tally: Tally) -> Iterator[dict[str, Any]]:
-    """The stages that did something, with their reasons ranked and the rare ones summed up."""
-    for stage in tally.flow():
-        if stage["stage"] == READ or stage["dropped"]:
-            ranked = sorted(stage["dropped"].items(), key=lambda item: (-item[1], item[0]))
-            reasons, rest = ranked[:_REASONS_SHOWN], ranked[_REASONS_SHOWN:]
-            if rest:
-                reasons.append((f"{len(rest)} other reasons", sum(count for _, count in rest)))
-            yield stage | {"reasons": reasons}
+def _near_named(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose dedup is not called exact where it is more."""
+    dedup = settings.get("dedup")
+    if not isinstance(dedup, dict) or not dedup.get("near"):
+        return settings
+    return settings | {"dedup": dedup | {"method": "near, after exact"}}
 
 
 def _clusters(details: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], list[Bar]]]:
-    """Of each kind of dedup how many clusters there are of each size: a bar a size, larger ones to a power of two."""
+    """Of each kind of dedup how many clusters there are of each size; the large ones share a bar."""
     for name, kind in (("dedup", "Equal documents"), ("near", "Near duplicates")):
-        if not details.get(name):
-            continue
-        sizes = {int(size): count for size, count in details[name].get("clusters", {}).items() if int(size) > 1}
-        bars: Counter[int] = Counter()
-        for size, count in sizes.items():
-            bars[size if size <= _SIZES_APART else max(_SIZES_APART + 1, 1 << (size.bit_length() - 1))] += count
-        figures = details[name] | {"found": sum(sizes.values()), "largest": max(sizes, default=1)}
-        yield kind, figures, [(f"{low:,}" + "+" * (low > _SIZES_APART), count) for low, count in sorted(bars.items())]
-
-
-# ---- differences ----
+        if details.get(name):
+            sizes = {int(size): count for size, count in details[name].get("clusters", {}).items() if int(size) > 1}
+            bars: Counter[int] = Counter()
+            for size, count in sizes.items():
+                bars[min(size, _SIZES_APART + 1)] += count
+            figures = details[name] | {"found": sum(sizes.values()), "largest": max(sizes, default=1)}
+            yield kind, figures, [(f"{n}" + "+" * (n > _SIZES_APART), count) for n, count in sorted(bars.items())]
 
 
 def _mark_differences(details: dict[str, Any]) -> None:
     """Adds `marked` to each pair of near-duplicates and each passage that was found of an evaluation set."""
-    near = details.get("near") or {}
-    for pair in (*near.get("worst", ()), *(one["worst"] for one in near.get("largest", ()))):
+    for pair in (details.get("near") or {}).get("worst", ()):
         pair["marked"] = _marked(pair["dropped"]["text"], pair["kept"]["text"], alike=False)
     for found in (details.get("contamination") or {}).get("sets", ()):
         for line in found["worst"]:
@@ -160,11 +139,9 @@ class Lengths:
         self._counts, self._longer = np.zeros(exact, np.int64), np.zeros(64, np.int64)
 
     def add(self, lengths: Int64s) -> None:
-        if not len(lengths):
-            return
         self.documents += len(lengths)
         self.tokens += int(lengths.sum(dtype=np.int64))
-        self.longest = max(self.longest, int(lengths.max()))
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
         short = lengths < self._exact
         self._counts += np.bincount(lengths[short], minlength=self._exact)
         # frexp: the exponent of 2**k is k + 1, exactly.
@@ -199,93 +176,31 @@ class Lengths:
         return empty + [(f"{2**k:,} to {2 ** (k + 1) - 1:,}" if k else "1", powers[k]) for k in span]
 
 
-def _lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
-    """Tokens per document, by split in the manifest's order; each takes memory, so only the first are counted."""
-    lengths = {split: Lengths() for split in manifest.splits[:_SPLITS_LISTED]}
-    for shard in (shard for shard in manifest.shards if shard.split in lengths):
-        for block in Index.map(folder / f"{shard.name}.idx").length_blocks():
-            lengths[shard.split].add(block)
-    return lengths
-
-
 # ---- samples ----
 
 
-class Sample(NamedTuple):
-    """The beginning of a document."""
-
-    parts: list[tuple[str, bool]]
-    """Text, and whether it is trained on."""
-    origin: str
-    """Where it is, or why it was dropped."""
-    size: str
-    cut: bool
-    """There is more of it."""
-
-
-def _sample_documents(store: Store) -> list[Sample]:
+def _sample_documents(store: Store) -> Iterator[dict[str, Any]]:
+    """The beginnings of some documents: their parts, each with whether it is trained on."""
     shards, documents = store.manifest.shards, len(store)
     ends = list(itertools.accumulate(shard.documents for shard in shards))
-    chosen, samples = min(_SAMPLES, documents), []
+    chosen = min(_SAMPLES, documents)
     for number in ((2 * k + 1) * documents // (2 * chosen) for k in range(chosen)):
-        document = store[number]
-        text = _decode(store, document[:_TOKENS])
-        cut = len(document) > _TOKENS or len(text) > _CHARACTERS
-        # The cut may have gone through a character.
-        text = text[:_CHARACTERS].rstrip("\ufffd") if cut else text
-        size, parts = f"{len(document):,} tokens", [(text, False)]
+        document, at = store[number], 0
+        size, parts, spans = f"{len(document):,} tokens", list[tuple[str, bool]](), np.zeros((0, 2), np.int64)
         if store.has_spans:
             spans = store.spans(number)
             size += f", {int((spans[:, 1] - spans[:, 0]).sum()):,} trained on"
-            parts = list(_trained_parts(store, document, spans[spans[:, 0] < _TOKENS].tolist(), text))
-        split = shards[bisect.bisect_right(ends, number)].split
-        samples.append(Sample(parts, f"document {number:,}, {shorten(split)}", size, cut))
-    return samples
-
-
-def _trained_parts(
-    store: Store, document: Any, spans: Iterable[tuple[int, int]], text: str
-) -> Iterator[tuple[str, bool]]:
-    """Stretches of tokens -> of the characters of their text. A border within a character is put before it."""
-    at = 0
-    for span in spans:
-        begin, end = (
-            min(len(text), len(_decode(store, document[: min(one, _TOKENS)]).rstrip("\ufffd"))) for one in span
-        )
-        if begin < end:
-            yield text[at:begin], False
-            yield text[begin:end], True
+        for begin, end in [*spans[spans[:, 0] < _TOKENS].tolist(), (_TOKENS, _TOKENS)]:
+            parts += [(_decode(store, document[at : min(begin, _TOKENS)]), False)]
+            parts += [(_decode(store, document[begin : min(end, _TOKENS)]), True)]
             at = end
-    yield text[at:], False
+        origin = f"document {number:,}, {shorten(shards[bisect.bisect_right(ends, number)].split)}"
+        yield {"parts": parts, "origin": origin, "size": size, "cut": len(document) > _TOKENS}
 
 
 def _decode(store: Store, tokens: Any) -> str:
     try:
-        return store.decode(tokens)
+        # A cut may have gone through a character.
+        return store.decode(tokens).rstrip("\ufffd")
     except Exception:  # tokenizers raises nothing narrower, and the rest of the page is worth having
         return f"(the store's tokenizer can't decode it) {' '.join(map(str, tokens[:60].tolist()))}"
-
-
-def _sample_dropped(path: Path) -> list[Sample]:
-    """The first documents of each reason at the head of the file; none when it is damaged."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    try:
-        with zstd.open(path, "rb") as file:
-            head = file.read(_DROPPED_BYTES)
-        records = [json.loads(line) for line in head[: head.rfind(b"\n") + 1].splitlines()]
-    except (OSError, EOFError, ValueError, zstd.ZstdError):
-        return []
-    samples: list[Sample] = []
-    seen: Counter[str] = Counter()
-    for record in records:
-        reason, text = record.pop("reason"), record.pop("text")
-        seen[reason] += 1
-        if seen[reason] <= _PER_REASON and len(samples) < _DROPPED:
-            beside = ", ".join(f"{name} {value}" for name, value in record.items())[:200]
-            origin = f"{shorten(reason)}: {beside}" if beside else shorten(reason)
-            cut = len(text) > _CHARACTERS
-            samples.append(Sample([(text[:_CHARACTERS], False)], origin, f"{len(text):,} characters", cut))
-    return samples

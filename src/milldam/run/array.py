@@ -18,7 +18,6 @@ from milldam.run.engine import (
     complete,
     make_plan,
     plan_work,
-    where_to_begin,
 )
 from milldam.run.folder import FINISHED, PREPARE_FIRST, UNFINISHED, read_status
 from milldam.run.summary import Observer
@@ -73,7 +72,8 @@ class ArrayWork(Generic[S]):
             return None
         with at_work(job, options, observer) as work:
             if task.stage == PREPARE:
-                identity, begin = where_to_begin(job, work, options)
+                identity = job.prepare(work)
+                begin = work.folder.where_to_begin(identity, overwrite=options.overwrite, adapts=options.adapts)
                 if begin != FINISHED:
                     make_plan(job, work, identity, begin)
                     # What stands before the first stage is settled once, for all tasks.

@@ -36,7 +36,7 @@ from milldam.memory import Budget, release, usage
 from milldam.run.budget import SMALL_INPUT, Monitor, WorkPlan, fit_workers
 from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder
 from milldam.run.pools import Pool, pool_for
-from milldam.run.records import RECORDS, Records
+from milldam.run.records import Records
 from milldam.run.summary import Observer, Quiet, Snapshot, Summary, describe_machine, package_versions
 from milldam.run.tasks import (
     CRASH,
@@ -170,7 +170,8 @@ class Options:
 def run(job: Job[S], options: Options, observer: Observer | None = None) -> S:
     """Do a job, or what is left of it."""
     with at_work(job, options, observer) as work:
-        identity, begin = where_to_begin(job, work, options)
+        identity = job.prepare(work)
+        begin = work.folder.where_to_begin(identity, overwrite=options.overwrite, adapts=options.adapts)
         if begin == FINISHED:
             work.folder.tidy()
             summary = job.up_to_date(work)
@@ -195,15 +196,6 @@ def at_work(
         if error.errno is None:  # not of the system
             raise
         raise os_error(error, None if error.filename else options.name or options.out) from error
-
-
-def where_to_begin(job: Job[S], work: Session, options: Options) -> tuple[Identity, str]:
-    """The job's identity, and the state of its folder: FINISHED, UNFINISHED or NEW."""
-    identity, journal = job.prepare(work), work.folder.journal
-    names = (RECORDS, *(f"{stage}.jsonl" for stage in job.stage_names))
-    has_results = any(next(journal.read(name), None) is not None for name in names)
-    adapts, overwrite = options.adapts, options.overwrite
-    return identity, work.folder.where_to_begin(identity, overwrite=overwrite, has_results=has_results, adapts=adapts)
 
 
 def make_plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
@@ -334,7 +326,7 @@ class Session:
 
         def assign(number: int) -> Assigned:
             unit = number if parse is None else listed.at(number, parse)
-            return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
+            return Assigned(unit, records.key(number), int(sizes[number]), records.begun(number), stage.facts(number))
 
         def on_event(event: Event) -> None:
             if event.kind == PART:

@@ -48,7 +48,7 @@ from milldam.files import (
     write_file,
     write_sealed,
 )
-from milldam.run.records import RECORDS, Journal
+from milldam.run.records import RECORDS, forget_records, read_records
 from milldam.run.units import Identity, InputList, UnitList
 from milldam.stores.kinds import KINDS, Kind, store_kind
 
@@ -73,7 +73,6 @@ class RunFolder:
         self.name = name or out
         self.own = self.folder if task is None else self.folder / _TASKS / task.label
         """Folder for what others need not see: status, memory timeline, what is just being listed."""
-        self.journal = Journal(self.folder, None if task is None else task.label)
         self.inputs, self.units = InputList(self.folder, self.own), UnitList(self.folder, "units")
 
     def __enter__(self) -> RunFolder:
@@ -151,7 +150,7 @@ class RunFolder:
 
     # ---- where to begin ----
 
-    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool, adapts: bool = False) -> str:
+    def where_to_begin(self, identity: Identity, *, overwrite: bool, adapts: bool = False) -> str:
         """NEW: from nothing. UNFINISHED: resume what is recorded. FINISHED: nothing to do.
 
         Changed input costs the units that it changed. A folder made with other settings is refused, unless it is to be
@@ -169,7 +168,8 @@ class RunFolder:
         before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED
-        if not has_results and not (self.out / self.kind.manifest).exists():
+        recorded = (next(read_records(self.folder, path.name), None) for path in self.folder.glob("*.jsonl"))
+        if not (self.out / self.kind.manifest).exists() and not any(recorded):
             return NEW
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))
@@ -217,7 +217,7 @@ class RunFolder:
         self.tidy()
         with self.units.listing(units) as put_in_place:
             if anew and outputs is None:
-                self.journal.forget(RECORDS)
+                forget_records(self.folder, RECORDS)
             elif anew:
                 self._clear(outputs or ())
             self.provide(files or {})

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,10 @@ from milldam.files import (
     unseal_line,
     write_whole,
 )
-from milldam.run.units import Keys
+from milldam.run.units import KeyArray
+
+if TYPE_CHECKING:
+    from milldam.run.folder import RunFolder
 
 SYNC_SECONDS = 0.2
 RECORDS = "records.jsonl"
@@ -78,34 +81,23 @@ def parse_record(line: bytes) -> Record | None:
     return None if value is None else Record(**value)
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """The appended files of a folder. `task`: the label of the array task whose lines these are."""
+def journal_paths(run_folder: Path, name: str) -> list[Path]:
+    """The files of records of that name: the run's own, then those of array tasks."""
+    stem, _, ending = name.rpartition(".")
+    names = [name, *sorted(names_matching(run_folder, f"{stem}@*.{ending}"))]
+    return [path for path in map(run_folder.joinpath, names) if path.exists()]
 
-    folder: Path
-    task: str | None = None
 
-    def paths(self, name: str) -> list[Path]:
-        """The files of that name: the run's own, then those of array tasks."""
-        stem, _, ending = name.rpartition(".")
-        names = [name, *sorted(names_matching(self.folder, f"{stem}@*.{ending}"))]
-        return [path for path in map(self.folder.joinpath, names) if path.exists()]
+def read_records(run_folder: Path, name: str) -> Iterator[Record]:
+    """The records of that name, without torn and damaged lines."""
+    for path in journal_paths(run_folder, name):
+        with path.open("rb") as lines:
+            yield from filter(None, map(parse_record, lines))
 
-    def own(self, name: str) -> Path:
-        """The file of that name that this process appends to."""
-        stem, _, ending = name.rpartition(".")
-        return self.folder / (name if self.task is None else f"{stem}@{self.task}.{ending}")
 
-    def read(self, name: str) -> Iterator[Record]:
-        """The records of that name, without torn and damaged lines."""
-        for path in self.paths(name):
-            with path.open("rb") as lines:
-                yield from filter(None, map(parse_record, lines))
-
-    def forget(self, name: str) -> None:
-        """Remove the files of that name."""
-        for path in self.paths(name):
-            path.unlink()
+def forget_records(run_folder: Path, name: str) -> None:
+    for path in journal_paths(run_folder, name):
+        path.unlink()
 
 
 class Records:
@@ -113,19 +105,22 @@ class Records:
 
     def __init__(
         self,
-        journal: Journal,
+        folder: RunFolder,
         name: str,
-        out: Path,
-        keys: Keys,
+        keys: KeyArray,
         on_record: Callable[[int, Record], None] = lambda unit, record: None,
     ) -> None:
         """`on_record`: gets each record that stands, as it is read or added, with the number of its unit."""
-        self._on_record = on_record
-        self.keys, self.out, self._own = keys, out, journal.own(name)
+        self.keys, self.out, self._on_record = keys, folder.out, on_record
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+        stem, _, ending = name.rpartition(".")
+        self._own = folder.folder / (name if folder.task is None else f"{stem}@{folder.task.label}.{ending}")
+        """The file that this process appends to."""
         self._is_complete = bytearray(len(keys))
         self._begun: dict[int, Record] = {}
         """The last record of each unit that is begun and not complete."""
-        self._paths, self._places = journal.paths(name), array("q")
+        self._paths, self._places = journal_paths(folder.folder, name), array("q")
         """Files of the journal; (unit, part, file, byte) of each record."""
         self.complete = 0
         """Units that are complete."""
@@ -137,24 +132,31 @@ class Records:
                 at = 0
                 for line in lines:
                     record = parse_record(line)
+                    unit = None if record is None else self._next_of(record)
                     # A record falls with the one before it in its unit.
-                    stands = record is not None and self._is_next(record) and self._has_files(record)
-                    all_stand = all_stand and stands
-                    if record is not None and stands:
-                        self._book(record, number, at)
+                    if record is not None and unit is not None and self._has_files(record):
+                        self._book(unit, record, number, at)
+                    else:
+                        all_stand = False
                     at += len(line)
-        if journal.task is None and (not all_stand or len(self._paths) > 1):
+        if folder.task is None and (not all_stand or len(self._paths) > 1):
             self._rewrite()
         self.reused, self.before = self.complete, self.counts.copy()
         """Units that were complete, and what was recorded, when the run began."""
 
-    def _is_next(self, record: Record) -> bool:
-        """Whether it is of the plan, and of the part of its unit that is to be made next."""
-        number = self.keys.number_of(record.key)
-        if number is None or self._is_complete[number]:
-            return False
+    def key(self, number: int) -> str:
+        return f"{int(self.keys[number]):016x}"
+
+    def _next_of(self, record: Record) -> int | None:
+        """The number of its unit; None where it is not of the plan, or not the part that is to be made next."""
+        value = np.uint64(int(record.key, 16))
+        place = int(np.searchsorted(self._sorted, value))
+        if place == len(self._sorted) or self._sorted[place] != value:
+            return None
+        number = int(self._order[place])
         begun = self._begun.get(number)
-        return record.part == (0 if begun is None else begun.part + 1)
+        is_next = not self._is_complete[number] and record.part == (0 if begun is None else begun.part + 1)
+        return number if is_next else None
 
     def _has_files(self, record: Record) -> bool:
         # By plain strings: pathlib takes longer than the system, and there may be millions of files.
@@ -163,9 +165,7 @@ class Records:
             is_whole(f"{out}/{name}", file) for name, file in record.files.items()
         )
 
-    def _book(self, record: Record, file: int, at: int) -> None:
-        number = self.keys.number_of(record.key)
-        assert number is not None
+    def _book(self, number: int, record: Record, file: int, at: int) -> None:
         self._on_record(number, record)
         self._places.extend((number, record.part, file, at))
         self.counts.update(record.counts)
@@ -205,7 +205,8 @@ class Records:
 
         A part that is recorded already is left out: its worker may have died before it reported the end of its unit.
         """
-        if not self._is_next(record):
+        unit = self._next_of(record)
+        if unit is None:
             return
         with explain_os_errors(self._own):
             if self._file is None:
@@ -223,7 +224,7 @@ class Records:
                 self._file.close()
                 self._file = None  # opened again, its last line is seen to be torn
                 raise
-        self._book(record, self._paths.index(self._own), at)
+        self._book(unit, record, self._paths.index(self._own), at)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self._sync()
 
@@ -274,11 +275,11 @@ class Records:
             yield unit, record
 
 
-def safe_counts(journal: Journal, name: str) -> dict[str, int]:
+def safe_counts(run_folder: Path, name: str) -> dict[str, int]:
     """The sums of what is recorded, seen from another process."""
     done: Counter[str] = Counter(units_done=0)
     parts: set[tuple[str, int]] = set()
-    for record in journal.read(name):
+    for record in read_records(run_folder, name):
         if (record.key, record.part) not in parts:
             parts.add((record.key, record.part))
             done.update(record.counts)

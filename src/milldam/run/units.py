@@ -105,33 +105,14 @@ def key_of(*parts: Any) -> str:
     return hash_bytes(json.dumps(parts, sort_keys=True).encode())[:16]
 
 
-class Keys:
-    """The keys of a stage's units, by number. 16 bytes a unit."""
+def keys_of(parts: Iterable[Iterable[Any]]) -> KeyArray:
+    """The keys of several things, each by its values; each another one."""
+    return _distinct(np.fromiter((int(key_of(*values), 16) for values in parts), np.uint64))
 
-    def __init__(self, values: KeyArray) -> None:
-        self.values = values
-        self._order = np.argsort(values, kind="stable")
-        self._sorted = values[self._order]
 
-    @classmethod
-    def of(cls, keys: Iterable[str]) -> Keys:
-        return cls(_distinct(np.fromiter((int(key[:16], 16) for key in keys), np.uint64)))
-
-    def mixed(self, more: KeyArray) -> Keys:
-        """The keys of what is made from these units and something else, a number for each."""
-        return Keys(mixed(self.values ^ mixed(more)))
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, number: int) -> str:
-        return f"{int(self.values[number]):016x}"
-
-    def number_of(self, key: str) -> int | None:
-        """The number of the unit with this key; None when the plan has none."""
-        value = np.uint64(int(key, 16))
-        place = int(np.searchsorted(self._sorted, value))
-        return int(self._order[place]) if place < len(self._sorted) and self._sorted[place] == value else None
+def mixed_keys(keys: KeyArray, more: KeyArray | int) -> KeyArray:
+    """The keys of what is made from these units and something else, a number for each or one for all."""
+    return mixed(keys ^ mixed(np.zeros(len(keys), np.uint64) + np.asarray(more, np.uint64)))
 
 
 def mixed(values: KeyArray) -> KeyArray:
@@ -202,8 +183,8 @@ class UnitList:
         """Bytes of input of each unit."""
         return np.asarray(self.entries()["size"])
 
-    def keys(self) -> Keys:
-        return Keys(self.entries()["key"])
+    def keys(self) -> KeyArray:
+        return np.array(self.entries()["key"])
 
     def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Every unit, in order."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 
 
-_none: Callable[[], Int64s] = partial(np.zeros, 0, np.int64)  # type: ignore[assignment]
+def _none() -> Int64s:
+    return np.empty(0, np.int64)
+
 
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -36,9 +37,16 @@ NUMBER_BITS = 40
 _NAMES_SHOWN = 20
 
 
-Dropped: TypeAlias = "tuple[str, str, Int64s, pa.LargeStringArray, Int64s]"
-"""Documents of a batch that a step dropped: stage, reason, their rows, the texts of the batch as it was, and where they
-stood in it."""
+class Dropped(NamedTuple):
+    """Documents of a batch that a step dropped."""
+
+    stage: str
+    reason: str
+    rows: Int64s
+    texts: pa.LargeStringArray
+    """Of the batch as it was."""
+    places: Int64s
+    """Where they stood in it."""
 
 
 @dataclass(slots=True)
@@ -92,7 +100,7 @@ class Batch:
         for code, reason in enumerate(verdicts.reasons, start=1):
             places = np.flatnonzero(verdicts.codes == code)
             if len(places):
-                self.dropped.append((stage, reason, self.rows[places], self.texts, places))
+                self.dropped.append(Dropped(stage, reason, self.rows[places], self.texts, places))
         return self.only(verdicts.keep)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> Batch:
@@ -180,6 +188,11 @@ class TextRules:
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger record is rejected: only a text file that is one document may be of any size."""
 
+    @property
+    def one_document(self) -> bool:
+        """Whether a .txt file is one document."""
+        return self.separator is None and self.documents == "file"
+
 
 def too_large(size: int, most: int) -> str:
     return f"{size:,} bytes; the limit is {most:,} (max_document_bytes)"
@@ -201,17 +214,17 @@ def listed_names(names: Iterable[str]) -> str:
     >>> listed_names(["id", "title"])
     '"id", "title"'
     """
-    found = list(names)
+    found = [f'"{name}"' for name in names]
     more = f" and {len(found) - _NAMES_SHOWN:,} more" if len(found) > _NAMES_SHOWN else ""
-    return ", ".join(f'"{name}"' for name in found[:_NAMES_SHOWN]) + more or "none"
+    return ", ".join(found[:_NAMES_SHOWN]) + more or "none"
 
 
 def require_columns(columns: Iterable[str] | None, there: list[str], path: str) -> None:
     """Raise InputError for a column of rows that is not there."""
-    missing = next((name for name in columns or () if name not in there), None)
-    if missing is not None:
-        found = ", ".join(f'"{name}"' for name in there) or "none"
-        raise InputError(f'{path}: no column "{missing}"; found {found}.{did_you_mean(missing, there)} Set columns.')
+    for name in columns or ():
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise InputError(f'{path}: no column "{name}"; found {listed_names(there)}.{hint} Set columns.')
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which field holds the text: the one named "text", else the one candidate there is; and why there is none in a file.
 
-Fields are found in the first records of a file. Numbers, dates and bytes are text only where they are asked for.
+Fields are found in the first records of a file. Bytes are text only where nothing else is, or where they are asked for.
 Nothing here decides what is read.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -17,17 +16,15 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean
-from milldam.sources.arrays import kept_columns
+from milldam.sources.arrays import kept_columns, other_encoding
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, read_head
-from milldam.sources.decoding import other_encoding
 from milldam.sources.jsonl import first_records
 from milldam.sources.units import Slice
 
 WITHOUT_FIELDS = ("txt",)
 """Formats that hold text alone."""
 _FILES, _RECORDS, _RECORDS_SEARCHED, _FIELDS_SHOWN = 100, 100, 10_000, 8
-_CHARACTERS_TRIED = 1000
 _USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
 _CHATS = ("messages", "conversations", "conversation", "turns", "chosen")
 _CONVERSATIONS = [
@@ -35,8 +32,6 @@ _CONVERSATIONS = [
     *({"instruction", "output"}, {"chosen", "rejected"}),
 ]
 """Fields of conversations that are no lists."""
-# Digits and what stands between them; T, Z and E where a date, a time or a number has them.
-_NUMBERS = re.compile(r"(?:[\d\s.,:/+%-]|(?<=\d)[TZE](?![^\d\s+-]))*", re.IGNORECASE)
 _TURNS = re.compile(r"(large_)?list<.*struct<")
 _KINDS = {
     type(None): "null",
@@ -60,7 +55,7 @@ def find_text_column(slices: Iterable[Slice], wanted: str | None, setting: str =
     files = sorted(heads, key=lambda head: head.format == "json")
     conversations = False
     for slice in files:
-        sizes, unlikely, in_a_list = _text_fields(slice)
+        sizes, in_a_list = _text_fields(slice)
         if wanted is not None and sizes:
             if wanted not in sizes:
                 raise no_such_column(slice.path, wanted, sizes, setting)
@@ -70,11 +65,10 @@ def find_text_column(slices: Iterable[Slice], wanted: str | None, setting: str =
             conversations = True
         # Beside conversations, a field that only happens to be text (an id, a hash) is not what is meant.
         elif sizes and (not conversations or has_usual):
-            candidates = [name for name in sizes if name not in unlikely]
-            usual = [name for name in candidates if name.split(".")[-1].lower() in _USUAL]
+            usual = [name for name in sizes if name.split(".")[-1].lower() in _USUAL]
             exact = ["text"] if "text" in sizes else []
-            only = next((few[0] for few in (exact, usual, candidates) if len(few) == 1), None)
-            return only or _refuse_to_guess(slice.path, sizes, usual or candidates, setting)
+            only = next((few[0] for few in (exact, usual, list(sizes)) if len(few) == 1), None)
+            return only or _refuse_to_guess(slice.path, sizes, usual or list(sizes), setting)
     if not files:
         return None
     # Of the first file that is not just empty.
@@ -86,18 +80,11 @@ def find_text_column(slices: Iterable[Slice], wanted: str | None, setting: str =
 
 
 def _refuse_to_guess(path: str, sizes: dict[str, int], candidates: list[str], setting: str) -> NoReturn:
-    advice = Setting(setting, max(candidates or sizes, key=lambda name: sizes[name]))
-    if not candidates:
-        names = listed_names(sizes)
-        raise InputError(
-            f"{path}: no field holds text; found numbers, dates or bytes in {names}. To take one all the same: ", advice
-        )
     several = f"{path}: several fields hold text: {listed_names(candidates)}. Say which one, such as: "
+    advice: list[str | Setting] = [Setting(setting, max(candidates, key=lambda name: sizes[name]))]
     if any(names <= sizes.keys() for names in _CONVERSATIONS):
-        raise InputError(
-            several, advice, "\nTo keep them all, as conversations by a chat template: ", Setting("chat", True)
-        )
-    raise InputError(several, advice)
+        advice += ["\nTo keep them all, as conversations by a chat template: ", Setting("chat", True)]
+    raise InputError(several, *advice)
 
 
 def head_values(slices: Iterable[Slice], wanted: str, setting: str) -> tuple[str, pa.Array]:
@@ -105,13 +92,15 @@ def head_values(slices: Iterable[Slice], wanted: str, setting: str) -> tuple[str
 
     Raises InputError, with the fields there are, when no head has it.
     """
-    import pyarrow.compute as pc
-
     from milldam.sources import tables
 
     there: dict[str, None] = {}
-    path, values, batch = "", pa.nulls(0), None
-    for slice in itertools.islice((slice for slice in slices if slice.format not in WITHOUT_FIELDS), _FILES):
+    heads = [one for one in itertools.islice(slices, _FILES) if one.format not in WITHOUT_FIELDS]
+    if not heads:
+        raise InputError(f"Plain text has no fields to choose by. Leave out {setting}.")
+    values = pa.nulls(0)
+    for slice in heads:
+        batch = None
         if slice.format in _TABLES:
             with suppress(DamagedError):  # it is set aside when it is read
                 names = tables.leaf_types(tables.open_schema(slice))
@@ -122,19 +111,13 @@ def head_values(slices: Iterable[Slice], wanted: str, setting: str) -> tuple[str
             records = _first_records(slice, _RECORDS_SEARCHED)
             there |= dict.fromkeys(name for record in records for name, _ in _leaves(record, ""))
             batch = kept_columns((wanted,), records)
-        path = path or slice.path
-        column = pa.nulls(0) if batch is None else batch.column(0)
-        is_text = column.type in tables.AS_BYTES or tables.holds_bytes(column.type)
-        is_there = pc.binary_length(column) if is_text else pc.is_valid(column)
-        if pc.any(is_there.cast(pa.bool_())).as_py():
-            return slice.path, column
-        values = column if len(column) else values
+        if batch is not None and any(value not in (None, "", b"") for value in batch.column(0).to_pylist()):
+            return slice.path, batch.column(0)
+        values = batch.column(0) if batch is not None and batch.num_rows else values
     if wanted in there:
-        return path, values
-    if not path:
-        raise InputError(f"Plain text has no fields to choose by. Leave out {setting}.")
+        return heads[0].path, values
     advice = did_you_mean(wanted, there) or f" Set {setting} to one of them."
-    raise InputError(f'{path}: no field "{wanted}" in the first records; found {listed_names(there)}.{advice}')
+    raise InputError(f'{heads[0].path}: no field "{wanted}" in the first records; found {listed_names(there)}.{advice}')
 
 
 # ---- the fields of a file's head ----
@@ -152,46 +135,33 @@ def _first_records(slice: Slice, limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def _text_fields(slice: Slice) -> tuple[dict[str, int], set[str], bool]:
-    """The fields that can be read as text, with their characters of text in the first records; which of them hold
-    nothing but numbers, dates or bytes; and whether a list holds the turns of conversations, or the real records."""
-    sizes: Counter[str] = Counter()
-    numbers, in_bytes = set[str](), set[str]()
+def _text_fields(slice: Slice) -> tuple[dict[str, int], bool]:
+    """The fields that hold text, with their characters in the first records; and whether a list holds the turns of
+    conversations, or the real records."""
+    sizes: dict[str, int] = {}
     if slice.format in _TABLES:
-        texts, in_bytes, in_a_list = _table_texts(slice)
-    else:
-        records = _first_records(slice, _RECORDS)
-        leaves = [pair for record in records for pair in _leaves(record, "")]
-        texts = [(name, value) for name, value in leaves if name and isinstance(value, str)]
-        lists = {name for name, value in leaves if isinstance(value, list) and value and isinstance(value[0], dict)}
-        in_a_list = bool(lists) if slice.format == "json" and len(records) == 1 else not lists.isdisjoint(_CHATS)
-    for name, text in texts:
-        is_text = _NUMBERS.fullmatch(text, 0, _CHARACTERS_TRIED) is None
-        sizes[name] += len(text) if is_text else 0
-        if text.strip() and not is_text:
-            numbers.add(name)
+        from milldam.sources.tables import head_values, holds_bytes, open_schema, text_columns
+
+        with suppress(DamagedError):  # set aside when it is read
+            schema = open_schema(slice)
+            kinds = text_columns(schema)
+            # Bytes are text only where nothing else is.
+            texts = [name for name, kind in kinds.items() if not holds_bytes(kind)] or list(kinds)
+            head = head_values(slice, texts)
+            sizes = {name: column.nbytes for name, column in zip(head.schema.names, head.columns, strict=True)}
+            in_a_list = any(_TURNS.match(str(one.type)) for one in schema if one.name in _CHATS)
+            return dict.fromkeys(texts, 0) | sizes, in_a_list
+        return {}, False
+    records = _first_records(slice, _RECORDS)
+    leaves = [pair for record in records for pair in _leaves(record, "")]
+    for name, value in leaves:
+        if name and isinstance(value, str):
+            sizes[name] = sizes.get(name, 0) + len(value)
     if slice.format == "csv" and len(sizes) == 1 and re.search(r"[;\t|]", next(iter(sizes))):
-        return {}, set(), False  # a file of another separator
-    unlikely = {name for name in numbers if not sizes[name]} | (in_bytes if in_bytes < set(sizes) else set())
-    return dict(sizes), unlikely, in_a_list
-
-
-def _table_texts(slice: Slice) -> tuple[list[tuple[str, str]], set[str], bool]:
-    """The first texts of a table by column, an empty one for each beside; which columns are of bytes; and whether there
-    are turns of conversations."""
-    from milldam.sources.tables import head_values, holds_bytes, open_schema, text_columns
-
-    with suppress(DamagedError):  # set aside when it is read
-        schema = open_schema(slice)
-        kinds = text_columns(schema)
-        in_bytes = {name for name, kind in kinds.items() if holds_bytes(kind)}
-        head = head_values(slice, [name for name in kinds if name not in in_bytes])
-        texts = [(name, "") for name in kinds]
-        for name, column in zip(head.schema.names, head.columns, strict=True):
-            beginnings = (value[:_CHARACTERS_TRIED] for value in column.cast(pa.large_binary()).to_pylist() if value)
-            texts += [(name, value.decode("utf-8", "replace")) for value in beginnings]
-        return texts, in_bytes, any(_TURNS.match(str(one.type)) for one in schema if one.name in _CHATS)
-    return [], set(), False
+        return {}, False  # a file of another separator
+    lists = {name for name, value in leaves if isinstance(value, list) and value and isinstance(value[0], dict)}
+    is_one_object = slice.format == "json" and len(records) == 1
+    return sizes, bool(lists) if is_one_object else not lists.isdisjoint(_CHATS)
 
 
 def _leaves(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -213,16 +183,17 @@ def _why_no_text(slice: Slice) -> str:
             head = read_head(slice.path, slice.compression)
             records = first_records(slice, 1) if slice.format in _JSON else []
             kinds = {name: _KINDS.get(type(value), "text") for record in records for name, value in record.items()}
+            line = head.strip().split(b"\n")[0][:60].decode("utf-8", "replace")
+            if not line:
+                return _EMPTY
+            if encoding := other_encoding(head):
+                return f"{encoding}."
             if not kinds:
-                shown = head.strip().split(b"\n")[0][:60].decode("utf-8", "replace")
-                advice = "objects with a field of text" if slice.format in _JSON else "columns, the first line names"
-                found = (
-                    f"its records must be {advice}; its first line begins with {json.dumps(shown, ensure_ascii=False)}."
-                )
-                return f"{other_encoding(head)}." if other_encoding(head) else found if shown else _EMPTY
+                in_json = slice.format in _JSON
+                needed = "records must be objects with a field of text" if in_json else "first line must name columns"
+                return f"its {needed}; it begins with {json.dumps(line, ensure_ascii=False)}."
     except DamagedError as error:
         return f"{error}. Get or make it again."
-    shown = ", ".join(f'"{name}" ({kind})' for name, kind in list(kinds.items())[:_FIELDS_SHOWN])
-    more = ", ..." if len(kinds) > _FIELDS_SHOWN else ""
+    shown = ", ".join(f'"{name}" ({kind})' for name, kind in itertools.islice(kinds.items(), _FIELDS_SHOWN))
     chat = next((f' If "{name}" holds conversations, ask for chat.' for name in _CHATS if name in kinds), "")
-    return f"none of its fields holds text: {shown or 'there are none'}{more}.{chat}"
+    return f"none of its fields holds text: {shown}{', ...' if len(kinds) > _FIELDS_SHOWN else ''}.{chat}"

@@ -133,16 +133,15 @@ def storage_options(options: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         return
     from fsspec.config import conf
 
-    stores: list[tuple[Any, str, Any]] = []
+    variables = {protocol: f"FSSPEC_{protocol.upper()}" for protocol in options}
+    before = {protocol: (conf.get(protocol), os.environ.get(variables[protocol])) for protocol in options}
     for protocol, chosen in options.items():
-        variable = f"FSSPEC_{protocol.upper()}"
-        stores += [(conf, protocol, conf.get(protocol)), (os.environ, variable, os.environ.get(variable))]
         conf[protocol] = {**conf.get(protocol, {}), **chosen}
-        os.environ[variable] = json.dumps(conf[protocol])
+        os.environ[variables[protocol]] = json.dumps(conf[protocol])
     try:
         yield
     finally:
-        for store, key, before in stores:
-            del store[key]
-            if before is not None:
-                store[key] = before
+        for protocol, (settings, variable) in before.items():
+            del conf[protocol], os.environ[variables[protocol]]
+            conf.update({} if settings is None else {protocol: settings})
+            os.environ.update({} if variable is None else {variables[protocol]: variable})

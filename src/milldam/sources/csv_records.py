@@ -1,7 +1,7 @@
-"""CSV and TSV -> records, as Python's csv module reads them; and byte ranges that begin at records.
+"""CSV and TSV -> records, as Python's csv module reads them, from the start of a file to its end.
 
-A field may hold line ends, blank lines are skipped. Texts are those of one column. A row with too few or too many
-fields is rejected with its line, as is one that is too large. Holds one batch, and a record.
+A field may hold line ends, so a file is not cut; blank lines are skipped. A row with too few or too many fields is
+rejected with its line, as is one that is too large. Holds one batch, and a record.
 """
 
 from __future__ import annotations
@@ -17,57 +17,25 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.sources.arrays import BATCH_BYTES, Int64s
+from milldam.sources.arrays import BATCH_BYTES, Int64s, decode_text
 from milldam.sources.batch import (
     TOO_LARGE,
     Batch,
     Reading,
     Reject,
-    TextRules,
     no_such_column,
     require_columns,
     too_large,
 )
 from milldam.sources.compression import DamagedError, read_head
-from milldam.sources.decoding import decode_text
 from milldam.sources.records import record_blocks
-from milldam.sources.units import InputFile, Slice, whole
+from milldam.sources.units import Slice
 
 _LOST = 8
 _ROW_BYTES = 100
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 Record = tuple[int, list[str], str, str]
 """Its first line, its fields, and the reason and detail of a reject, where it is none."""
-
-
-def slice_csv(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Byte ranges that begin at the first record end after each `shard_size` bytes. The file is read once for that, at
-    the speed of the disk.
-
-    Where a quote neither opens a field, nor closes one, nor is doubled inside one, it can be read only from its start:
-    it stays whole.
-    """
-    cuts, position, inside, wanted = [0], 0, 0, shard_size
-    edges = np.zeros(256, dtype=bool)
-    edges[[ord(DELIMITERS[file.format]), _NEWLINE, _RETURN, _QUOTE]] = True
-    for data, _, _, size in record_blocks(whole(file), Reading(TextRules(), lambda _: None)):
-        array = np.frombuffer(b"\n%b\n" % data, dtype=np.uint8)
-        quotes = np.flatnonzero(array == _QUOTE)
-        opening, closing = quotes[inside::2], quotes[1 - inside :: 2]
-        if not (data and edges[array[opening - 1]].all() and edges[array[closing + 1]].all()):
-            yield whole(file)
-            return
-        newlines = np.flatnonzero(array == _NEWLINE)[1:-1]
-        # Records end at line ends with an even number of quotes before them. A mark at the begin is not in the data.
-        ends = newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + position + size - len(data)
-        while len(ends := ends[ends >= wanted]) and int(ends[0]) < file.size:
-            cuts.append(int(ends[0]))
-            wanted = cuts[-1] + shard_size
-        inside ^= len(quotes) % 2
-        position += size
-    for start, stop in itertools.zip_longest(cuts, cuts[1:]):
-        yield replace(whole(file), start=start, stop=stop, size=(stop or file.size) - start)
 
 
 @contextlib.contextmanager
@@ -81,7 +49,7 @@ def _field_limit(most: int) -> Iterator[None]:
 
 
 def _records(slice: Slice, reading: Reading) -> Iterator[Record]:
-    """The records of a slice, in order, with those that can't be read."""
+    """The records of a file, in order, with those that can't be read."""
     most, number, size, damaged = reading.rules.max_document_bytes, 0, 0, False
     lost = list[Reject]()
 
@@ -181,8 +149,7 @@ def _batches(
     at = [names.index(name) if name in names else None for name in wanted]
     held, size, first = list[Record](), 0, 0
     records = itertools.chain(_records(slice, reading), [None])
-    if slice.start == 0:
-        next(records)  # the header
+    next(records)  # the header
     for record in records:
         if record is not None:
             held.append(record)
@@ -198,7 +165,7 @@ def _batches(
                 else:
                     shown = DELIMITERS[slice.format].join(row).encode("utf-8", "surrogateescape")
                     text = shown.decode("utf-8", "backslashreplace")
-                    reading.reject(Reject(slice.path, *wrong, text, line=line, origin=slice.start))
+                    reading.reject(Reject(slice.path, *wrong, text, line=line))
             text, none = pa.large_string(), pa.nulls(len(rows), pa.large_string())
             columns = [none if k is None else pa.array([row[k] for row in rows], text) for k in at]
             yield pa.record_batch(columns, names=list(wanted)), np.array(numbers, np.int64)

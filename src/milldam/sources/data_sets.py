@@ -1,8 +1,8 @@
 """What the user calls a dataset -> inputs to list, and which of its documents to take.
 
-An ordinary path or address; one with a split, whose files are told by HF's conventions; a folder that HF `save_to_disk`
-wrote, here or at an address; or a name on the Hub, whose files are read where they lie, never downloaded whole (this
-alone needs the package `datasets`). Reads no data. A split is held as a list of paths: 17 MB for 100,000 files.
+An ordinary path or address; a folder that HF `save_to_disk` wrote, here or at an address; a split of a folder, told by
+HF's conventions, or a name on the Hub, whose files are read where they lie, never downloaded whole (these two need the
+package `datasets`). Reads no data. A split is held as a list of paths: 17 MB for 100,000 files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import stays_in_folder
-from milldam.input_files import FORMATS, is_address, kind_of, nearby, why_no_hub
+from milldam.input_files import is_address, kind_of, nearby, why_no_hub
 from milldam.sources.compression import STDIN, open_bytes
-from milldam.sources.splits import CANONICAL, TRAIN, RowSlice, choose_splits, parse_split
-from milldam.sources.units import list_inputs
+from milldam.sources.splits import TRAIN, RowSlice, choose_splits, parse_split
 
-# A word ends where HF has it end: at punctuation, a digit or the name's own end.
-_WORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(CANONICAL)})(?![^-._ 0-9/])")
-_NUMBERED = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")
-_NO_SPLITS = ("chunk", "data", "file", "part", "shard")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _ENDING = re.compile(r"\.[A-Za-z]\w*\Z")
 
@@ -49,22 +44,21 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
 
     Raises ConfigError for a split or subset that can't be meant, InputError for a dataset or split that is not there.
     """
+    if split is None and subset is None and os.path.isfile(path):
+        return Resolved((path,), input_format)
     names, rows = (None, None) if split is None else parse_split(split)
     if _may_be_on_hub(path):
-        splits = _hub_splits(path, subset)
-        files = tuple(file for name in choose_splits(names, splits, path) for file in splits[name])
-        unknown = [file for file in files if kind_of(file) is None]
-        if unknown and input_format is None:
-            raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {', '.join(FORMATS)}.")
-        return Resolved(files, input_format, rows)
-    if subset is not None:
+        groups = _found_splits(path, subset)
+    elif subset is not None:
         raise ConfigError(f"{path}: subset is for datasets on the Hub; this one is not there. Name its folder in path.")
-    if not os.path.isfile(path) and (saved := _saved_splits(path)) is not None:
+    elif (saved := _saved_splits(path)) is not None:
         chosen = choose_splits(names, saved, path)
         return Resolved(tuple(file for name in chosen for file in _saved_files(saved[name])), "arrow", rows)
-    if names is None:
+    elif names is None:
         return Resolved((path,), input_format)
-    groups = _ordinary_splits(path, input_format)
+    else:
+        # A file that is named is the user's word, as data_files is in HF: it is train whatever it is called.
+        groups = _found_splits(path, None) if os.path.isdir(path) else {TRAIN: [path]}
     # A name may carry two splits: its file is taken once.
     wanted = dict.fromkeys(file for name in choose_splits(names, groups, path) for file in groups[name])
     return Resolved(tuple(wanted), input_format, rows)
@@ -73,7 +67,7 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
 def split_names(path: str, subset: str | None) -> list[str]:
     """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
     if _may_be_on_hub(path):
-        return list(_hub_splits(path, subset))
+        return list(_found_splits(path, subset))
     return list(_saved_splits(path) or ())
 
 
@@ -89,38 +83,6 @@ def refuse_texts(paths: Sequence[str]) -> None:
             )
 
 
-# ---- files, folders, globs and addresses ----
-
-
-def _splits_in(name: str) -> list[str]:
-    """The splits that a name carries as words.
-
-    >>> _splits_in("wiki_dev-00001.jsonl")
-    ['validation']
-    """
-    return list(dict.fromkeys(CANONICAL[word] for word in _WORD.findall(name)))
-
-
-def _ordinary_splits(path: str, input_format: str | None) -> dict[str, list[str]]:
-    """Files by split, in their order: data/NAME-00000-of-00005 for any name; or a split's word in the name of a folder
-    below the path, else in that of the file. Where none says its split, everything is "train"."""
-    above = f"{path.rstrip('/').rpartition('://')[2].lstrip('/')}/"
-    files = [(file.path, file.name) for file in list_inputs((path,), input_format)]
-    groups: dict[str, list[str]] = {}
-    for file, name in files:
-        below = name or file.partition(above)[2] or file.rpartition("/")[2]
-        numbered = _NUMBERED.fullmatch(file)
-        folder, _, last = below.rpartition("/")
-        words = _splits_in(folder) or _splits_in(last)
-        splits = [numbered[1]] if numbered is not None and numbered[1] not in _NO_SPLITS else words
-        for split in splits:
-            groups.setdefault(split, []).append(file)
-    if not groups or (len(files) == 1 and files[0][0].endswith(above[:-1])):
-        # A single file that is named is the user's word, as data_files is in HF: it is train whatever it is called.
-        groups.setdefault(TRAIN, [file for file, _ in files])
-    return groups
-
-
 # ---- what HF `save_to_disk` wrote ----
 
 
@@ -132,8 +94,7 @@ def _saved_splits(path: str) -> dict[str, str] | None:
     state = _read_json(path, "state.json")
     if "_data_files" not in state:
         return None
-    words = _splits_in(path.rstrip("/").rpartition("/")[2])
-    return {state.get("_split") or (words or [TRAIN])[0]: path}
+    return {state.get("_split") or TRAIN: path}
 
 
 def _saved_files(folder: str) -> list[str]:
@@ -175,7 +136,7 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# ---- the Hub ----
+# ---- folders and the Hub, by the package datasets ----
 
 
 def _may_be_on_hub(path: str) -> bool:
@@ -184,24 +145,22 @@ def _may_be_on_hub(path: str) -> bool:
     return not here and _HUB_NAME.fullmatch(path) is not None and _ENDING.search(path) is None
 
 
-def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
-    missing = f"{path}: no such file or folder.{nearby(path)}"
+def _found_splits(path: str, subset: str | None) -> dict[str, list[str]]:
+    """The files of each split of a folder, or of a dataset on the Hub, by HF's conventions."""
+    missing = f"{path}: no such file or folder.{nearby(path)}\nNor can a dataset of that name be opened on the Hub: "
+    failed = f"{path}: its splits can't be told: " if os.path.isdir(path) else missing
     try:
         from datasets import load_dataset_builder
     except ImportError:
-        raise InputError(f'{missing}\nTo read a dataset of that name from the Hub: pip install "milldam[hf]"') from None
-    failed = f"{missing}\nNor can a dataset of that name be opened on the Hub: "
-    silence = why_no_hub(path, "README.md", repo_type="dataset")
+        raise InputError(f'{failed}pip install "milldam[hf]"') from None
+    silence = None if os.path.isdir(path) else why_no_hub(path, "README.md", repo_type="dataset")
     if silence is not None:
         raise InputError(f"{failed}{silence}.")
     try:
         data_files = load_dataset_builder(path, name=subset).config.data_files
     except Exception as error:  # the network, the Hub and datasets have error types of their own
-        raise InputError(
-            failed, textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-        ) from None
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+        raise InputError(failed, reason) from None
     if not data_files:
-        raise InputError(
-            f"{path}: this dataset has no data files on the Hub.\nSave it with datasets: save_to_disk(...)"
-        )
+        raise InputError(f"{path}: this dataset has no data files.\nSave it with datasets: save_to_disk(...)")
     return {str(split): [str(file) for file in files] for split, files in data_files.items()}

@@ -17,12 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.native import kernel
-from milldam.sources.arrays import Int64s, batches_of, kept_columns
+from milldam.sources.arrays import Int64s, batches_of, kept_columns, mended, parse_json
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, TextRules, too_large
 from milldam.sources.compression import DamagedError, read_head
-from milldam.sources.decoding import mended, parse_json
-from milldam.sources.json_items import as_json_lines
-from milldam.sources.records import BOM, LINE, Block, make_reject, record_blocks
+from milldam.sources.records import BOM, as_json_lines, make_reject, record_blocks
 from milldam.sources.units import Slice
 from milldam.text.arrays import is_utf8
 
@@ -31,10 +29,6 @@ _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, np.uint8, np.uint8, np.int64)
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 Value = TypeVar("Value")
-
-
-def _blocks(slice: Slice, reading: Reading) -> Iterator[Block]:
-    return record_blocks(slice, reading, LINE, as_json_lines if slice.format == "json" else None)
 
 
 def _parsed(
@@ -69,7 +63,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
         record = parse_json(raw, rules)
         return _text_of(record, path, rules), record
 
-    for data, line, line_ends, size in _blocks(slice, reading):
+    for data, line, line_ends, size in record_blocks(slice, reading):
         taken = False
         if take is not None and 0 < len(data) <= rules.max_document_bytes and is_utf8(data):
             lines = line_ends + (not data.endswith(b"\n"))
@@ -109,7 +103,7 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[dict[str, list[A
     """Dicts as they are, a list for each column; a column that a row lacks is None."""
     from milldam.sources.rows import from_records
 
-    for data, line, _, _ in _blocks(slice, reading):
+    for data, line, _, _ in record_blocks(slice, reading):
         records, numbers = _parsed(data, line, slice, reading, lambda raw: _record_of(raw, reading.rules))
         if records:
             yield from_records(records, reading.columns), numbers
@@ -121,17 +115,8 @@ def _record_of(raw: bytes, rules: TextRules) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DamagedError("no_object", f"{type(record).__name__} where an object should be: a row is {{...}}")
     # Only escapes leave halves of surrogate pairs: look for them no further.
-    return _mended(record, rules) if _SURROGATE.search(raw) is not None else record
-
-
-def _mended(value: Any, rules: TextRules) -> Any:
-    if isinstance(value, str):
-        return mended(value, rules)
-    if isinstance(value, list):
-        return [_mended(one, rules) for one in value]
-    if isinstance(value, dict):
-        return {mended(name, rules): _mended(one, rules) for name, one in value.items()}
-    return value
+    has_half = _SURROGATE.search(raw) is not None
+    return dict(json.loads(mended(json.dumps(record, ensure_ascii=False), rules))) if has_half else record
 
 
 # ---- fields ----

@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.arrays import Int64s, batches_of, checked_text
+from milldam.sources.arrays import ERRORS, HEAD_BYTES, Int64s, batches_of, checked_text, decode_text, describe_encoding
 from milldam.sources.batch import NUMBER_BITS, TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
 from milldam.sources.compression import BLOCK_BYTES, STDIN, DamagedError, open_bytes, read_blocks
-from milldam.sources.decoding import ERRORS, HEAD_BYTES, decode_text, describe_encoding
 from milldam.sources.records import BOM, LINE, PARAGRAPH, Separator, record_blocks
 from milldam.sources.units import Slice
 
@@ -105,23 +104,23 @@ def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: boo
                 yield _gathered(small, slices, reading)
                 small, held = [], 0
             if damage is not None:
-                _reject_damage(slice, damage, reading)
+                reading.reject(Reject(slice.path, damage.reason, str(damage), damaged=True))
             elif size <= most:
                 small.append((number, b"".join(head).removeprefix(BOM)))
                 held += size
             elif pieces and slice.path != STDIN:
-                for batch in _in_pieces(slice, itertools.chain(head, blocks), reading):
-                    batch.origins = np.array([number << NUMBER_BITS])
-                    yield batch
+                # Read through for whatever is wrong with it, then handed on.
+                problem = _problem_of(itertools.chain(head, blocks), reading.rules)
+                if problem is not None:
+                    reading.reject(Reject(slice.path, *problem))
+                    continue
+                origins = np.array([number << NUMBER_BITS])
+                yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, reading.rules), origins=origins)
             else:
                 detail = too_large(size + sum(map(len, blocks)), most)
                 reading.reject(Reject(slice.path, TOO_LARGE, detail, head[0].decode("utf-8", "backslashreplace")))
     if small:
         yield _gathered(small, slices, reading)
-
-
-def _reject_damage(slice: Slice, damage: DamagedError, reading: Reading) -> None:
-    reading.reject(Reject(slice.path, damage.reason, str(damage), damaged=True))
 
 
 def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading: Reading) -> Batch:
@@ -135,19 +134,6 @@ def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading
 
 
 # ---- a document of any size ----
-
-
-def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
-    """Read it through for whatever is wrong with it, then hand it on."""
-    try:
-        problem = _problem_of(blocks, reading.rules)
-    except DamagedError as error:
-        _reject_damage(slice, error, reading)
-        return
-    if problem is not None:
-        reading.reject(Reject(slice.path, *problem, line=1))
-        return
-    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, reading.rules))
 
 
 def _pieces(slice: Slice, rules: TextRules) -> Iterator[tuple[str, int]]:
@@ -165,20 +151,22 @@ def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | 
     """(reason, detail) why a file is no document."""
     head, read, without_space = b"", 0, 0
     decoder = codecs.getincrementaldecoder("utf-8")(ERRORS.get(rules.invalid_utf8, "strict"))
-    for block in itertools.chain(blocks, [b""]):
-        head = head or block[:HEAD_BYTES]
-        if not read and rules.invalid_utf8 == "drop" and (problem := decode_text(head, rules)[1]):
-            return "not_utf8", problem
-        try:
+    try:
+        for block in itertools.chain(blocks, [b""]):
+            head = head or block[:HEAD_BYTES]
+            if not read and rules.invalid_utf8 == "drop" and (problem := decode_text(head, rules)[1]):
+                return "not_utf8", problem
+            read += len(block)
             decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            at = read - len(error.object) + len(block) + error.start
-            return "not_utf8", describe_encoding(head, at, error.object[error.start])
-        first = _SPACE.search(block)
-        without_space += len(block) if first is None else first.start()
-        read += len(block)
-        if without_space > MOST_WITHOUT_SPACE:
-            return "no_white_space", f"{MOST_WITHOUT_SPACE:,} bytes without white space before byte {read:,}"
-        if first is not None:
-            without_space = len(block) - max(map(block.rfind, (b" ", b"\t", b"\r", b"\n")))
+            first = _SPACE.search(block)
+            without_space += len(block) if first is None else first.start()
+            if without_space > MOST_WITHOUT_SPACE:
+                return "no_white_space", f"{MOST_WITHOUT_SPACE:,} bytes without white space before byte {read:,}"
+            if first is not None:
+                without_space = len(block) - max(map(block.rfind, (b" ", b"\t", b"\r", b"\n")))
+    except UnicodeDecodeError as error:
+        at = read - len(error.object) + error.start
+        return "not_utf8", describe_encoding(head, at, error.object[error.start])
+    except DamagedError as error:
+        return error.reason, str(error)
     return None

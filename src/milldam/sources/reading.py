@@ -50,14 +50,12 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
     for such."""
     can_cut = file.compression is None and file.path != STDIN and file.size > shard_size * 1.25
     if file.format == "json" and can_cut:
-        from milldam.sources.json_items import is_json_lines
+        from milldam.sources.records import is_json_lines
 
         file = replace(file, format="jsonl") if is_json_lines(read_head(file.path, None)) else file
     if file.format in TABLES:
         yield from reader_of(file.format).slice_table(file, shard_size, rules.text_column)
-    elif file.format in ("csv", "tsv") and can_cut:
-        yield from reader_of(file.format).slice_csv(file, shard_size)
-    elif can_cut and file.format != "json" and (file.format != "txt" or rules.separator or rules.documents != "file"):
+    elif can_cut and (file.format == "jsonl" or (file.format == "txt" and not rules.one_document)):
         # Byte ranges that begin at multiples of `shard_size`; the reader aligns them to records. What is appended to a
         # file changes the last one alone.
         starts = range(0, file.size - shard_size // 4, shard_size)
@@ -75,8 +73,7 @@ def columns_of(slice: Slice) -> list[str]:
 
 def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, keep: tuple[str, ...] = ()) -> Iterator[Batch]:
     """All documents of a unit. `keep`: as in `Reading`."""
-    reading, is_text = Reading(rules, on_reject, keep=keep), unit.slices[0].format == "txt"
-    whole_files = is_text and rules.separator is None and rules.documents == "file"
+    reading, whole_files = Reading(rules, on_reject, keep=keep), unit.slices[0].format == "txt" and rules.one_document
     # Many small files of a document each make one batch.
     parts = [unit.slices] if whole_files else unit.slices
     try:

@@ -3,13 +3,17 @@
 A record belongs to the slice in which its first byte lies; so slices of a file give each record once, wherever they
 are cut. Blocks are about `BLOCK_BYTES`. Of a record that is far too large only the head is kept, so memory is bounded
 for any record: `max_document_bytes` and a few blocks.
+
+The items of a JSON array, or values one after the other, become lines first. Where an item ends is found by Python's
+JSON decoder; what follows a broken item can't be told from it: the file is damaged from there on.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 import numpy as np
@@ -22,6 +26,8 @@ BOM = codecs.BOM_UTF8
 LINE = b"\n"
 PARAGRAPH = re.compile(rb"\n(?:[ \t\r]{0,256}\n)+")
 """Paragraphs end after lines of nothing but white space (of a length that people write)."""
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_DECODER = json.JSONDecoder(strict=False)
 _LOOK_BACK, _LOOK_BYTES = 258, 1 << 16
 _LINE_END = 10
 
@@ -51,13 +57,8 @@ def first_end(data: bytes, separator: Separator, start: int) -> int:
     return next((match.end() for match in pattern.finditer(data, behind) if match.end() >= start), -1)
 
 
-def record_blocks(
-    slice: Slice,
-    reading: Reading,
-    separator: Separator = LINE,
-    as_lines: Callable[[Iterator[bytes], int], Iterator[bytes]] | None = None,
-) -> Iterator[Block]:
-    """Blocks of the records that begin in a slice. `as_lines`: makes lines of the blocks of another format.
+def record_blocks(slice: Slice, reading: Reading, separator: Separator = LINE) -> Iterator[Block]:
+    """Blocks of the records that begin in a slice; of a .json file each is a line.
 
     Where the file is damaged, what follows is one reject.
     """
@@ -71,7 +72,7 @@ def record_blocks(
             file.seek(begin)
         blocks = read_blocks(file, slice.compression, None if size is None else size - begin)
         try:
-            for data in blocks if as_lines is None else as_lines(blocks, most):
+            for data in blocks if slice.format != "json" else as_json_lines(blocks, most):
                 if passed:
                     end = first_end(data, separator, 0)
                     rest = data if end < 0 else data[:end]
@@ -127,3 +128,58 @@ def make_reject(slice: Slice, line: int, reason: str, detail: str, raw: bytes) -
 
 def _reject_too_large(slice: Slice, reading: Reading, head: bytes, line: int, size: int) -> None:
     reading.reject(make_reject(slice, line, TOO_LARGE, too_large(size, reading.rules.max_document_bytes), head))
+
+
+# ---- JSON of any size ----
+
+
+def as_json_lines(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """Blocks of a JSON text, or of JSON lines -> blocks of JSON lines. `most`: bytes that an item may have.
+
+    >>> b"".join(as_json_lines(iter([b'[{"a":', b' 1},\\n {"a": [2, 3]}]']), 100))
+    b'{"a": 1}\\n{"a": [2, 3]}\\n'
+    """
+    head = next(blocks, b"").removeprefix(BOM)
+    if is_json_lines(head):
+        yield head
+        yield from blocks
+        return
+    # A byte a character: where an item ends does not depend on what is no ASCII.
+    text = head.decode("latin-1").lstrip()
+    in_array, ended, lines = text.startswith("["), False, list[str]()
+    text = text[in_array:]
+    while not ended:
+        block = next(blocks, None)
+        ended = block is None
+        text, lines, at, wrong = text + (block or b"").decode("latin-1"), [], 0, ""
+        while True:
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text) or (in_array and text[at] == "]"):
+                break
+            try:
+                _, end = _DECODER.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                wrong = str(error)
+                break
+            if end + 2 >= len(text) and not ended:
+                break  # a number may go on
+            # A line end in a string is as wrong as it was.
+            lines.append(text[at:end].replace("\n", "\r"))
+            at = end
+        yield "".join(f"{line}\n" for line in lines).encode("latin-1")
+        if text[at : at + 1] == "]" and in_array:
+            yield from (b"" for _ in blocks)  # the checksum is at the end
+            return
+        text = text[at:]
+        if wrong and (ended or len(text) > 2 * most):
+            raise DamagedError(
+                "truncated" if ended else "bad_json", f"an item is no JSON, cut off or too large ({wrong})"
+            )
+    if in_array:
+        raise DamagedError("truncated", "the JSON array is not closed: the file is cut off, or a bracket is missing")
+
+
+def is_json_lines(head: bytes) -> bool:
+    """Whether the lines of a file are records by themselves, as far as its head tells."""
+    line = head.strip().partition(b"\n")[0].rstrip()
+    return line.startswith(b"{") and line.endswith(b"}")

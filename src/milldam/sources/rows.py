@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -213,13 +213,11 @@ def rows_between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
 # ---- where the rows of a unit come from ----
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A run of rows of one file."""
+class Place(NamedTuple):
+    """Rows `first` to `last` of one file, from 0; users are told them from 1. What could not be read counts too."""
 
     file: str
     first: int
-    """Its number in the file, from 0 (users are told it from 1); records that could not be read are counted too."""
     last: int
     origin: int = 0
     """Rows are counted from this byte of the file: a piece of a large file, before which nothing was read."""

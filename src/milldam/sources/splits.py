@@ -10,14 +10,16 @@ from typing import Any
 from milldam.errors import ConfigError, InputError, did_you_mean
 
 TRAIN, ALL = "train", "all"
-_KEYWORDS = {
-    TRAIN: ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
+_CANONICAL = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-CANONICAL = {word: split for split, words in _KEYWORDS.items() for word in words}
-_ASKED = re.compile(r"(?P<name>\w+(?:[.-]\w+)*)\s*(?:\[(?P<rows>.*)\])?")
-_ROWS = re.compile(r"\s*(-?\d+(?:_\d+)*%?)?\s*:\s*(-?\d+(?:_\d+)*%?)?\s*")
+_NAME, _EDGE = r"\w+(?:[.-]\w+)*", r"-?\d+(?:_\d+)*%?"
+_ASKED = re.compile(
+    rf"(?P<sum>{_NAME}(?:\s*\+\s*{_NAME})*)|"
+    rf"(?P<name>{_NAME})\s*\[\s*(?P<start>{_EDGE})?\s*:\s*(?P<stop>{_EDGE})?\s*\]"
+)
 _EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], train+test."
 
 
@@ -56,30 +58,19 @@ def parse_split(text: str) -> tuple[tuple[str, ...], RowSlice | None]:
     >>> parse_split("train[:100_000]")
     (('train',), RowSlice(start=None, stop=100000, percent=False))
     """
-
-    def refused(problem: str) -> ConfigError:
-        return ConfigError(f'split "{text}": {problem}. {_EXAMPLES}')
-
-    parts = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
-    names = tuple(part["name"] for part in parts if part is not None)
-    if len(names) < len(parts):
-        raise refused("no name of a split with an optional slice")
-    slices = [part["rows"] for part in parts if part is not None and part["rows"] is not None]
-    if not slices:
-        return names, None
-    if len(names) > 1:
-        raise refused("a sum of slices is not known: give each its own entry under datasets, with the same path")
-    edges = _ROWS.fullmatch(slices[0])
-    percents = set() if edges is None else {edge.endswith("%") for edge in edges.groups() if edge is not None}
-    if edges is None or len(percents) == 2:
-        raise refused(f"[{slices[0]}] is not a slice of documents, or of percents of them")
-    start, stop = (None if edge is None else int(edge.rstrip("%")) for edge in edges.groups())
-    if True in percents and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
-        raise refused("more than 100 %")
-    first = start or 0
-    if stop is not None and first >= stop and (first < 0) == (stop < 0):
-        raise refused("it ends where it begins, so that it has no documents")
-    return names, RowSlice(start, stop, True in percents)
+    found = _ASKED.fullmatch(text.strip())
+    edges = [edge for edge in (found["start"], found["stop"]) if edge] if found is not None else []
+    percents = {edge.endswith("%") for edge in edges}
+    if found is None or len(percents) > 1 or (True in percents and any(abs(int(edge[:-1])) > 100 for edge in edges)):
+        raise ConfigError(
+            f'split "{text}": neither names joined by "+" nor a name with a slice of its rows. {_EXAMPLES}'
+        )
+    if found["sum"] is not None:
+        return tuple(name.strip() for name in found["sum"].split("+")), None
+    start, stop = (int(edge.rstrip("%")) if edge else None for edge in (found["start"], found["stop"]))
+    if stop is not None and (start or 0) >= stop and ((start or 0) < 0) == (stop < 0):
+        raise ConfigError(f'split "{text}": it ends where it begins, so that it has no documents. {_EXAMPLES}')
+    return (found["name"],), RowSlice(start, stop, True in percents)
 
 
 def choose_splits(names: tuple[str, ...] | None, there: Mapping[str, Any], path: str) -> list[str]:
@@ -92,10 +83,10 @@ def choose_splits(names: tuple[str, ...] | None, there: Mapping[str, Any], path:
         return [TRAIN] if TRAIN in there else list(there)
     if names == (ALL,) and ALL not in there:
         return list(there)
-    by_meaning = {CANONICAL.get(name, name): name for name in there}
+    by_meaning = {_CANONICAL.get(name, name): name for name in there}
     chosen = []
     for name in names:
-        found = name if name in there else by_meaning.get(CANONICAL.get(name, name))
+        found = name if name in there else by_meaning.get(_CANONICAL.get(name, name))
         if found is None:
             hint = did_you_mean(name, there)
             raise InputError(f'{path}: no split "{name}" in it; there are: {listed}.{hint} Set split.')

@@ -70,28 +70,24 @@ class _StandardInput(io.RawIOBase):
     """Standard input with its head kept for a look; it stays open, since it can't be opened again."""
 
     def __init__(self) -> None:
-        self._descriptor = sys.stdin.fileno()
-        self.head = self._read(_HEAD_BYTES)
+        # Not by sys.stdin, whose lock a waiting thread would keep at exit.
+        self._descriptor, self._rest = sys.stdin.fileno(), b""
+        self.head = self.read(_HEAD_BYTES)
         # A first line that is longer belongs to the head too.
-        while b"\n" not in self.head and len(self.head) < _LONGEST_HEAD and (more := self._read(_HEAD_BYTES)):
+        while b"\n" not in self.head and len(self.head) < _LONGEST_HEAD and (more := self.read(_HEAD_BYTES)):
             self.head += more
-        self._rest = io.BytesIO(self.head)
-
-    def _read(self, size: int) -> bytes:
-        """So many bytes, fewer at the end. Not by sys.stdin, whose lock a waiting thread would keep at exit."""
-        parts: list[bytes] = []
-        while size > 0 and (part := os.read(self._descriptor, size)):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        self._rest = self.head
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            return self._rest.read() + b"".join(iter(lambda: self._read(_HEAD_BYTES), b""))
-        return self._rest.read(size) or self._read(size)
+        """So many bytes, fewer at the end."""
+        wanted = sys.maxsize if size < 0 else size
+        data, self._rest = self._rest[:wanted], self._rest[wanted:]
+        while len(data) < wanted and (more := os.read(self._descriptor, min(wanted - len(data), _HEAD_BYTES))):
+            data += more
+        return data
 
     def close(self) -> None:
         pass

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,19 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, Int64s, checked_text
-from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
+from milldam.sources.arrays import BATCH_BYTES, Int64s, checked_text, decode_text
+from milldam.sources.batch import (
+    TOO_LARGE,
+    Batch,
+    Reading,
+    Reject,
+    TextRules,
+    no_such_column,
+    require_columns,
+    too_large,
+)
 from milldam.sources.compression import DamagedError, open_bytes
-from milldam.sources.decoding import decode_text
-from milldam.sources.rows import byte_size, cut_by_size, row_sizes
+from milldam.sources.rows import cut_by_size, row_sizes
 from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.text.arrays import text_offsets
 
@@ -45,6 +54,7 @@ _SMALL_PAGE, _PAGE_VALUES, _PAGE_COPIES = 4 << 20, 1024, 3
 writes pages of so many values, whatever their size."""
 AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 """The types of strings, and what their bytes are as."""
+_REPLACED = TextRules(invalid_utf8="replace")
 
 
 # ---- opening ----
@@ -84,27 +94,24 @@ def _open_table(file: Slice | InputFile) -> Iterator[Any]:
 
 
 def slice_table(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
-    """Runs of row groups or record batches; of a damaged file, all of it. The record batches of the stream format are
-    known only by reading through it, as is done of a large local file. `column`: the one that will be read."""
+    """Runs of row groups, or of the record batches of a large local file; of a damaged file, all of it. `column`: the
+    one that will be read."""
     slices = [whole(file)]
-    with contextlib.suppress(DamagedError), _open_table(file) as reader:
+    with contextlib.suppress(DamagedError), _open_table(file) as reader, _damage_explained(file.format):
         if file.format == "parquet":
             groups = map(reader.metadata.row_group, range(reader.num_row_groups))
             cut = by_parts(file, (group.total_byte_size for group in groups), shard_size)
             slices = [replace(slice, unpacking=_unpacking_bytes(slice, reader.metadata, column)) for slice in cut]
-        elif sizes := _batch_sizes(file, reader, shard_size):
-            slices = list(by_parts(file, sizes, shard_size))
+        elif file.size > shard_size and not is_address(file.path):
+            # Mapped: only what describes the batches is read.
+            slices = list(by_parts(file, (batch.nbytes for batch in _record_batches(reader)), shard_size))
     yield from slices
 
 
-def _batch_sizes(file: InputFile, reader: Any, shard_size: int) -> list[int]:
+def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    """Of the file format, or of the stream format, whose batches are known only by reading through it."""
     count = getattr(reader, "num_record_batches", None)
-    if count is not None or file.size <= shard_size or is_address(file.path):
-        return [file.size // count] * count if count else []
-    try:
-        return [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
-    except (pa.ArrowInvalid, OSError):
-        return []  # whether the file is damaged shows when it is read
+    return iter(reader) if count is None else map(reader.get_batch, range(count))
 
 
 def _unpacking_bytes(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> int:
@@ -148,9 +155,8 @@ def table_batches(slice: Slice, choose: Choose, keep: tuple[str, ...] = ()) -> I
                     yield row, _selected(batch, wanted)
                     row += batch.num_rows
             return
-        row, count = 0, getattr(reader, "num_record_batches", None)
-        batches = iter(reader) if count is None else map(reader.get_batch, range(count))
-        for number, batch in enumerate(itertools.islice(batches, slice.stop)):
+        row = 0
+        for number, batch in enumerate(itertools.islice(_record_batches(reader), slice.stop)):
             if number >= slice.start:  # those before are passed over; mapped, they are not read
                 some = _selected(batch, wanted)
                 some.validate()
@@ -194,12 +200,10 @@ def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
 def count_rows(slice: Slice) -> int:
     """Rows of a slice, without reading them; where it is damaged, those before."""
     count = 0
-    with contextlib.suppress(DamagedError):
+    with contextlib.suppress(DamagedError), _open_table(slice) as reader, _damage_explained(slice.format):
         if slice.format == "parquet":
-            with _open_table(slice) as parquet:
-                groups = _numbers(slice, parquet.metadata.num_row_groups)
-                return sum(parquet.metadata.row_group(k).num_rows for k in groups)
-        for _, batch in table_batches(slice, lambda schema: None):
+            return sum(reader.metadata.row_group(k).num_rows for k in _numbers(slice, reader.num_row_groups))
+        for batch in itertools.islice(_record_batches(reader), slice.start, slice.stop):
             count += batch.num_rows
     return count
 
@@ -266,7 +270,7 @@ def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     """The texts of one column, and the columns that are kept. Nulls, and what is no UTF-8, are rejected with their
     rows."""
-    wanted = str(reading.rules.text_column)
+    wanted, keep = str(reading.rules.text_column), reading.keep
 
     def choose(schema: pa.Schema) -> list[str]:
         if wanted not in (there := text_columns(schema)):
@@ -274,7 +278,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
         return [wanted]
 
     with _rejecting_damage(slice, reading):
-        for row, batch in _gathered(table_batches(slice, choose, reading.keep)):
+        for row, batch in _gathered(table_batches(slice, choose, keep)):
             # A string column is not checked by its reader: as bytes, what is no UTF-8 is found here.
             if pa.types.is_dictionary(batch.column(0).type):
                 sizes = row_sizes(batch.select([0]))
@@ -283,8 +287,20 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
                 batch, sizes = batch.set_column(0, wanted, raw), np.diff(text_offsets(raw))
             for part in cut_by_size(batch, BATCH_BYTES, sizes):
                 assert isinstance(part, pa.RecordBatch)
-                yield _batch(part, row, slice, reading)
+                make_reject = partial(_make_reject, slice, row)
+                texts, places = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
+                columns = None
+                if keep:
+                    beside = dict(zip(part.schema.names, _plain(part).columns, strict=True))
+                    nulls = pa.nulls(part.num_rows)
+                    kept = [_mended(beside.get(name, nulls), _REPLACED)[0] for name in keep]
+                    columns = pa.record_batch(kept, names=list(keep)).take(pa.array(places))
+                yield Batch(texts, bytes_read=part.column(0).nbytes, columns=columns, origins=row + places)
                 row += part.num_rows
+
+
+def _make_reject(slice: Slice, row: int, position: int, reason: str, detail: str, raw: bytes) -> Reject:
+    return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
 
 @contextmanager
@@ -300,60 +316,23 @@ def _rejecting_damage(slice: Slice, reading: Reading) -> Iterator[None]:
 
 
 def _gathered(batches: Iterator[Numbered]) -> Iterator[Numbered]:
-    """Small batches put together, by the size of their texts."""
-    held: list[pa.RecordBatch] = []
-    first = size = 0
-    damage: Exception | None = None
-    while True:
-        try:
-            row, batch = next(batches)
+    """Small batches put together, by the size of their texts. Where the file is damaged, what is before comes first."""
+    held, first, size, damage = list[pa.RecordBatch](), 0, 0, None
+    try:
+        for row, batch in batches:
             _as_bytes(batch.column(0)).validate(full=True)
-        except (StopIteration, DamagedError, pa.ArrowInvalid) as error:
-            damage = error
-            break
-        nbytes = batch.column(0).nbytes
-        if held and size + nbytes > BATCH_BYTES:
-            yield first, pa.concat_batches(held)
-            held, size = [], 0
-        first = first if held else row
-        held.append(batch)
-        size += nbytes
-        if size >= BATCH_BYTES // 2:
-            yield first, pa.concat_batches(held) if len(held) > 1 else batch
-            held, size = [], 0
+            first = first if held else row
+            held.append(batch)
+            size += batch.column(0).nbytes
+            if size >= BATCH_BYTES // 2:
+                yield first, pa.concat_batches(held) if len(held) > 1 else batch
+                held, size = [], 0
+    except (DamagedError, pa.ArrowInvalid) as error:
+        damage = error
     if held:
         yield first, pa.concat_batches(held)
-    if not isinstance(damage, StopIteration):
+    if damage is not None:
         raise damage
-
-
-def _batch(part: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Batch:
-    """`row`: the number of the first in its file."""
-
-    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
-
-    texts, positions = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
-    columns = None
-    if reading.keep:
-        there, count = part.schema.names, part.num_rows
-        kept = [_valid(part.column(name)) if name in there else pa.nulls(count) for name in reading.keep]
-        columns = pa.record_batch(kept, names=list(reading.keep))
-        columns = columns.take(pa.array(positions)) if len(positions) < count else columns
-    return Batch(texts, bytes_read=part.column(0).nbytes, columns=columns, origins=row + positions)
-
-
-def _valid(column: pa.Array) -> pa.Array:
-    """A kept column without dictionary, in which what is no UTF-8 is U+FFFD, and null where that is nested."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_valid(column):
-        return column
-    if column.type not in AS_BYTES:
-        return pa.nulls(len(column), column.type)
-    raw = _as_bytes(column)
-    raw.validate(full=True)
-    return pa.array([None if one is None else one.decode("utf-8", "replace") for one in raw.to_pylist()], column.type)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -363,49 +342,20 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column
 
 
-# ---- rows ----
-
-
-def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Record batches as they are; nulls stay nulls. Rows that are too large are rejected; those with a string that is
-    no UTF-8 are mended or rejected."""
-
-    def choose(schema: pa.Schema) -> Sequence[str] | None:
-        require_columns(reading.columns, schema.names, slice.path)
-        return reading.columns
-
-    with _rejecting_damage(slice, reading):
-        for row, batch in table_batches(slice, choose):
-            for first, rows in _sound(batch, row, slice, reading):
-                for part in cut_by_size(rows, BATCH_BYTES):
-                    assert isinstance(part, pa.RecordBatch)
-                    yield _plain(part), first + np.arange(part.num_rows)
-                    first += part.num_rows
-
-
-def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Iterator[Numbered]:
-    """The batch as it is when nothing is wrong with it; else, one by one, the rows that are sound or can be mended.
-
-    Each with the number of its first row.
-    """
-    most = reading.rules.max_document_bytes
-    if _is_valid(batch) and (batch.nbytes <= most or row_sizes(batch).max(initial=0) <= most):
-        yield row, batch
-        return
-    for column in batch.columns:
-        if not _holds_text(column.type):
-            _as_bytes(column).validate(full=True)
-    for number in range(row, row + batch.num_rows):
-        one = batch.take(pa.array([number - row]))  # not a slice, whose lists would still lead to all their values
-        columns, problem = (one.columns, "") if _is_valid(one) else _mended(one, reading)
-        if problem:
-            reading.reject(Reject(slice.path, "not_utf8", problem, row=number))
-            continue
-        sound = pa.record_batch(columns, schema=one.schema)
-        if (size := byte_size(sound)) > most:
-            reading.reject(Reject(slice.path, TOO_LARGE, too_large(size, most), row=number))
-        else:
-            yield number, sound
+def _mended(column: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
+    """A column that is valid UTF-8 by the rules, null in the rows that can't be; and what is wrong with those."""
+    if _is_valid(column):
+        return column, {}
+    if pa.types.is_nested(column.type):
+        column.validate()
+        sound = [_is_valid(column.take(pa.array([number]))) for number in range(len(column))]
+        wrong = {number: "a nested string is not UTF-8" for number, is_sound in enumerate(sound) if not is_sound}
+        return column.take(pa.array([number if is_sound else None for number, is_sound in enumerate(sound)])), wrong
+    raw = _as_bytes(column)
+    raw.validate(full=True)
+    decoded = [(None, "") if one is None else decode_text(one, rules) for one in raw.to_pylist()]
+    texts = pa.array([text for text, _ in decoded], column.type)
+    return texts, {number: problem for number, (_, problem) in enumerate(decoded) if problem}
 
 
 def _is_valid(rows: pa.RecordBatch | pa.Array) -> bool:
@@ -416,25 +366,37 @@ def _is_valid(rows: pa.RecordBatch | pa.Array) -> bool:
     return True
 
 
-def _holds_text(kind: pa.DataType) -> bool:
-    """Whether it is nested and has strings somewhere in it."""
-    inner = [kind.field(k).type for k in range(kind.num_fields)] if pa.types.is_nested(kind) else []
-    if pa.types.is_dictionary(kind):
-        inner = [kind.value_type]
-    return any(one in AS_BYTES or _holds_text(one) for one in inner)
+# ---- rows ----
 
 
-def _mended(one: pa.RecordBatch, reading: Reading) -> tuple[list[pa.Array], str]:
-    """The columns of a row whose top-level strings are text by the rules; or what is wrong with them."""
-    columns = []
-    for column in one.columns:
-        if column.type in AS_BYTES:
-            raw = column.cast(pa.large_binary())[0].as_py()
-            text, problem = decode_text(raw, reading.rules) if raw is not None else (None, "")
-            if problem:
-                return [], problem
-            column = pa.array([text], column.type)
-        elif not _is_valid(column):
-            return [], "a nested string is not UTF-8"
-        columns.append(column)
-    return columns, ""
+def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """Record batches as they are; nulls stay nulls. Rows that are too large are rejected; those with a string that is
+    no UTF-8 are mended or rejected."""
+    most = reading.rules.max_document_bytes
+
+    def choose(schema: pa.Schema) -> Sequence[str] | None:
+        require_columns(reading.columns, schema.names, slice.path)
+        return reading.columns
+
+    with _rejecting_damage(slice, reading):
+        for row, batch in table_batches(slice, choose):
+            for dictionary in (one for one in batch.columns if pa.types.is_dictionary(one.type)):
+                _as_bytes(dictionary).validate(full=True)
+            rows, wrong = _plain(batch), dict[int, tuple[str, str]]()
+            if not _is_valid(rows):
+                mended = [_mended(column, reading.rules) for column in rows.columns]
+                rows = pa.record_batch([column for column, _ in mended], names=rows.schema.names)
+                wrong = {at: ("not_utf8", problem) for _, problems in mended for at, problem in problems.items()}
+            if rows.nbytes > most:
+                sizes = row_sizes(rows)
+                large = np.flatnonzero(sizes > most).tolist()
+                wrong |= {at: (TOO_LARGE, too_large(int(sizes[at]), most)) for at in large}
+            for at in sorted(wrong):
+                reading.reject(Reject(slice.path, *wrong[at], row=row + at))
+            numbers = np.setdiff1d(np.arange(rows.num_rows), list(wrong))
+            rows = rows.take(pa.array(numbers)) if wrong else rows
+            first = 0
+            for part in cut_by_size(rows, BATCH_BYTES):
+                assert isinstance(part, pa.RecordBatch)
+                yield part, row + numbers[first : first + part.num_rows]
+                first += part.num_rows

@@ -4,8 +4,8 @@ Paths, folders (searched to the bottom), globs and fsspec addresses. A folder gi
 hidden ones left out, sorted by name level by level; so the order depends on the names alone.
 
 A unit is the unit of work, of resume and of output, made from the input alone. Large files are cut by bytes (txt,
-jsonl, csv), row groups (parquet) or record batches (arrow), and their slices stand alone; small files are gathered.
-What can't be cut (a compressed stream, a text file that is one document) is a unit of its own.
+jsonl), row groups (parquet) or record batches (arrow), and their slices stand alone; small files are gathered. What
+can't be cut (CSV, a compressed stream, a text file that is one document) is a unit of its own.
 
 A corpus that grows keeps its units. A group of small files ends where the hash of a file's name says so, with a
 probability of twice its share of `shard_size`: so a file that is added, edited or removed moves the ends of the groups
@@ -19,7 +19,6 @@ import glob
 import json
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,8 +46,6 @@ from milldam.input_files import (
 from milldam.sources.compression import STDIN, DamagedError, compression_of, read_head
 from milldam.stores.kinds import KINDS
 
-_READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
-"""Of a mode: by everybody."""
 _JSON_BEGINS = {"jsonl": re.compile(rb"\s*\{"), "json": re.compile(rb"\s*\[\s*\{")}
 
 
@@ -120,8 +117,6 @@ def _standard_input(input_format: str | None) -> InputFile:
 
 def _local_file(path: str, input_format: str | None, name: str = "") -> InputFile:
     status = os.stat(path)
-    if status.st_mode & _READABLE != _READABLE and not os.access(path, os.R_OK):
-        raise InputError(f"{path}: not readable. Check its permissions.")
     kind = kind_of(path, input_format) or _refuse_unknown(path)
     return InputFile(path, *kind, status.st_size, str(status.st_mtime_ns), name)
 
@@ -134,16 +129,8 @@ def _refuse_unknown(name: str) -> NoReturn:
 def is_as_listed(path: str, state: str) -> bool:
     """Whether a file is the one that had this state when it was listed."""
     try:
-        if is_address(path):
-            from milldam.sources.streams import open_filesystem
-
-            filesystem, inside = open_filesystem(path)
-            filesystem.invalidate_cache()
-            with explain_address_errors(path):
-                found = _remote_file(filesystem, filesystem.info(inside), "txt")
-        else:
-            found = _local_file(path, "txt")
-    except FileNotFoundError:
+        found = next(list_inputs([path], "txt"))
+    except InputError:
         return False
     # Below the folder that was named, whichever that was.
     parts = PurePosixPath(path).parts
@@ -185,12 +172,8 @@ def _files_in(filesystem: Any, folder: str, address: str) -> list[dict[str, Any]
     manifests, top = {kind.manifest for kind in KINDS}, PurePosixPath(folder)
     ours = {path.parent for path in by_path if path.name in manifests}
     ours |= {path.parent.parent for path in by_path if path.parts[-2:] == (RUN_FOLDER, "lock")}
-    if top in ours:
-        # Its files are not its rows in order, and those of its run folder are none at all.
-        raise InputError(
-            f"{without_secrets(address)}: a store or a table that milldam made. Tables are read on this machine: "
-            "`milldam pull` or copy it here first."
-        )
+    if top in ours:  # its files are not its rows in order
+        raise InputError(f"{without_secrets(address)}: a store or a table of milldam's. Copy it here: `milldam pull`.")
     return [
         by_path[path]
         for path in sorted(by_path, key=lambda path: path.parts)
@@ -240,11 +223,10 @@ class Slice:
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
-        fields = {name: getattr(self, name) for name in _SLICE_FIELDS}
-        return fields | {"unpacking": self.unpacking} if self.unpacking else fields
+        return {name: getattr(self, name) for name in _SLICE_FIELDS}
 
 
-_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size", "state")
+_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size", "unpacking", "state")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.files import FileSink, NewFile
+from milldam.files import NewFile
 from milldam.stores.kinds import commit_shard
 from milldam.stores.table.manifest import TableShard
 
@@ -53,7 +53,7 @@ class TableShardWriter:
                 continue
             if self._writer is None:
                 self._file = NewFile(self._folder / f"{ROWS}{ENDING}")
-                self._writer = pa.ipc.new_stream(pa.PythonFile(FileSink(self._file), mode="w"), self._schema)
+                self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), self._schema)
             self._writer.write_batch(batch)
 
     def commit(self) -> TableShard | None:

@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from tests.kit.chat_jobs import (
     TEMPLATE,
-    expected,
-    found,
     make_conversations,
     write_messages,
     write_template,
@@ -25,6 +24,26 @@ from tests.kit.jobs import (
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
+
+
+def expected(messages: list[dict[str, Any]]) -> tuple[list[int], list[list[int]]]:
+    """(ids, stretches) of a conversation by the template above."""
+    text, stretches = "", []
+    for message in messages:
+        text += f"<{message['role']}>\n"
+        begin = len(text)
+        text += message["content"]
+        if message["role"] == "assistant":
+            text += "<|endoftext|>"
+            stretches.append((begin, len(text)))
+        text += "\n"
+    encoded = tokenizers.Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False)
+    holds = encoded.char_to_token
+    return encoded.ids, [[holds(begin), holds(end - 1) + 1] for begin, end in stretches]
+
+
+def found(store: milldam.Store) -> list[tuple[list[int], list[list[int]]]]:
+    return [(document.tolist(), store.spans(number).tolist()) for number, document in enumerate(store)]
 
 
 def make(tmp_path: Path, path: Path, out: str = "out", **options: Any) -> milldam.Store:

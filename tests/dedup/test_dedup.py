@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kit.jobs import invoke, set_aside
-from tests.kit.preprocess_jobs import cleaned, lines_job, summary_of, texts_in, tree_bytes
+from tests.kit.jobs import invoke, set_aside, store_bytes
+from tests.kit.preprocess_jobs import cleaned, lines_job, summary_of, texts_in
 
 from milldam import ResourceError
 from milldam.dedup.exact import BloomFilter, filter_bytes
@@ -48,7 +48,7 @@ def test_a_corpus_of_many_small_documents_keeps_what_a_set_keeps(tmp_path: Path,
     assert texts_in(small) == list(dict.fromkeys(texts))
     if method == "exact":
         large = lines_job(tmp_path, texts, "large", dedup=dedup, workers=2)
-        assert tree_bytes(large.path) == tree_bytes(small.path)
+        assert store_bytes(large.path) == store_bytes(small.path)
         assert summary_of(small.path)["dedup"] == summary_of(large.path)["dedup"]
 
 

@@ -22,8 +22,9 @@ import pytest
 import xxhash
 from tests.kit.chat_jobs import make_conversations, write_messages, write_template
 from tests.kit.jobs import DEMO, TOKENIZER, make_texts, wait_until, write_lines, zstd
-from tests.kit.preprocess_jobs import giant_text, texts_with_copies, write_parquet
+from tests.kit.preprocess_jobs import giant_text, texts_with_copies
 from tests.kit.qa_recipe import WORDS, tokenizer_json
+from tests.kit.source_reading import write_texts
 
 import milldam
 from milldam import qa
@@ -43,7 +44,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("golden")
     texts = list(make_texts(400_000, seed=3))
     write_lines(tmp_path / "a.jsonl", texts)
-    write_parquet(tmp_path / "b.parquet", texts[:200])
+    write_texts(tmp_path / "b.parquet", texts[:200], rows=100)
     (tmp_path / "c.txt").write_text("\n\n".join(texts[200:300]), encoding="utf-8")
     with (tmp_path / "d.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["id", "text"], *([str(number), text] for number, text in enumerate(texts[:150]))])

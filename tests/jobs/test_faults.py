@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.kit.every_job import ALL_JOBS, Case
 from tests.kit.faults import KILL, SHORT, Fault, Faults, build_shim
-from tests.kit.jobs import TOKENIZER, run_here, run_milldam, set_aside, write_lines
-from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
+from tests.kit.jobs import TOKENIZER, run_here, run_milldam, set_aside, store_bytes, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, write_config
 from tests.kit.quick import first_quick
 
 import milldam
@@ -127,7 +127,7 @@ def test_a_killed_update_shows_the_old_store_or_the_new_one(
     shutil.copytree(tmp_path / "old", tmp_path / "updated")
     calls = faults.count(call, to("updated"))
     run_here(*to("fresh"))
-    assert tree_bytes(tmp_path / "updated") == tree_bytes(tmp_path / "fresh")
+    assert store_bytes(tmp_path / "updated") == store_bytes(tmp_path / "fresh")
     old, new = shown(tmp_path / "old"), shown(tmp_path / "fresh")
     assert all(one != other for one, other in zip(old, new, strict=True))
     seen = []
@@ -138,22 +138,22 @@ def test_a_killed_update_shows_the_old_store_or_the_new_one(
         seen.append(shown(out))
         assert seen[-1] in (old, new)
         run_here(*to(out.name))
-        assert tree_bytes(out) == tree_bytes(tmp_path / "fresh")
+        assert store_bytes(out) == store_bytes(tmp_path / "fresh")
     assert new in seen
 
 
 def test_a_refused_update_leaves_the_old_store_as_it_was(tmp_path: Path) -> None:
     """No document is left: all files stay, the store shows its own; those of the refused run go with the next."""
     to = update_of_all_kinds(tmp_path)
-    before, old = tree_bytes(tmp_path / "old"), shown(tmp_path / "old")
+    before, old = store_bytes(tmp_path / "old"), shown(tmp_path / "old")
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
     assert "No documents left" in run_here(*to("old"), code=3).output
-    assert before.items() <= tree_bytes(tmp_path / "old").items()
+    assert before.items() <= store_bytes(tmp_path / "old").items()
     assert shown(tmp_path / "old") == old
     write_lines(tmp_path / "a.jsonl", ["a text that is new"])
     run_here(*to("old"))
     assert shown(tmp_path / "old")[1:] == ([], [], [])
-    assert not [name for name in tree_bytes(tmp_path / "old") if name.startswith(("rejects", "dropped", "contam"))]
+    assert not [name for name in store_bytes(tmp_path / "old") if name.startswith(("rejects", "dropped", "contam"))]
 
 
 def update_of_all_kinds(folder: Path) -> Callable[[str], tuple[object, ...]]:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.every_job import ALL_JOBS, JOBS, Case
 from tests.kit.faults import KILL, Fault, Faults, build_shim
-from tests.kit.jobs import MILLDAM, invoke, read_only, run_milldam
+from tests.kit.jobs import MILLDAM, invoke, run_milldam
 from tests.kit.quick import first_quick
 from tests.kit.slurm import queue
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder in which nothing can be written, not even by root; skips the test where that is not allowed."""
+    mounted = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]]
+    if os.geteuid() != 0 or any(subprocess.run(one, capture_output=True, check=False).returncode for one in mounted):
+        pytest.skip("mounting a folder needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(params=first_quick(JOBS, 4))

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tokenizers
-from tests.kit.jobs import TOKENIZER, demo_texts
+from tests.kit.jobs import demo_texts
 
-import milldam
 from milldam.chat.forms import Conversation
 from milldam.chat.masks import Masks
 from milldam.chat.reading import in_bytes
@@ -54,26 +52,6 @@ def write_template(folder: Path) -> Path:
     path = folder / "template.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
     return path
-
-
-def expected(messages: list[Message]) -> tuple[list[int], list[list[int]]]:
-    """(ids, stretches) of a conversation by the template above."""
-    text, stretches = "", []
-    for message in messages:
-        text += f"<{message['role']}>\n"
-        begin = len(text)
-        text += message["content"]
-        if message["role"] == "assistant":
-            text += "<|endoftext|>"
-            stretches.append((begin, len(text)))
-        text += "\n"
-    encoded = tokenizers.Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False)
-    holds = encoded.char_to_token
-    return encoded.ids, [[holds(begin), holds(end - 1) + 1] for begin, end in stretches]
-
-
-def found(store: milldam.Store) -> list[tuple[list[int], list[list[int]]]]:
-    return [(document.tolist(), store.spans(number).tolist()) for number, document in enumerate(store)]
 
 
 def trained_tokens(masks: Masks, finder: TokenSpans, encoder: Any, talk: Conversation) -> tuple[list[int], list[Any]]:

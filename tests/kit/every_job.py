@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
-from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
-from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
+from tests.kit.jobs import TOKENIZER, run_milldam, store_bytes, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
 from tests.kit.token_stores import random_documents, store_of
 
@@ -53,9 +54,9 @@ class Case:
     def made(self, out: str) -> dict[str, bytes]:
         """Every file of the result, but for what tells of the run."""
         path = self.path(out)
-        made = tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
+        made = store_bytes(path) if path.is_dir() else {"": path.read_bytes()}
         if self.index is not None:
-            made |= {name: data for name, data in tree_bytes(path.parent).items() if name.endswith(".hashes")}
+            made |= {name: data for name, data in store_bytes(path.parent).items() if name.endswith(".hashes")}
         return made
 
     def kept(self, out: str) -> Path:
@@ -78,15 +79,17 @@ def lines(folder: Path) -> list[Path]:
     return [write_lines(folder / f"in-{k}.jsonl", fresh_texts(1200, k)) for k in range(4)]
 
 
+def config_file(folder: Path, name: str, datasets: list[Path], **rules: Any) -> Path:
+    common = {"tokenizer": str(TOKENIZER), "out": str(folder / "never"), "shard_size": "100KB"}
+    return write_config(folder / name, {"datasets": [*map(str, datasets)]} | common | rules)
+
+
 def tokenize_job(folder: Path) -> Case:
     return Case(("tokenize", *lines(folder), "--tokenizer", TOKENIZER, "--shard-size", "100KB"), ("tokenize",), folder)
 
 
 def preprocess_job(folder: Path) -> Case:
-    datasets = [str(path) for path in lines(folder)]
-    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB"}
-    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
-    path = write_config(folder / "config.yaml", config)
+    path = config_file(folder, "config.yaml", lines(folder), dedup="exact", splits={"val": 0.2})
     return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
 
 
@@ -95,9 +98,8 @@ def near_job(folder: Path) -> Case:
     datasets = [write_lines(folder / f"near-{k}.jsonl", texts[k::3]) for k in range(3)]
     with datasets[1].open("a") as last:
         last.write('{"title": "no text here"}\n')
-    rules = {"dedup": {"near": {"prefer": "longest"}}, "shard_size": "100KB", "write_dropped": True}
-    config = {"datasets": [*map(str, datasets)], "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
-    return Case(("preprocess", write_config(folder / "near.yaml", config)), (), folder)
+    path = config_file(folder, "near.yaml", datasets, dedup={"near": {"prefer": "longest"}}, write_dropped=True)
+    return Case(("preprocess", path), (), folder)
 
 
 def everything_job(folder: Path) -> Case:
@@ -108,10 +110,9 @@ def everything_job(folder: Path) -> Case:
     with datasets[1].open("a") as last:
         last.write('{"text": 7}\n')
     write_lines(folder / "items.jsonl", [" ".join(base[70].split()[:20])])
-    write_lines(folder / "old.jsonl", base[80:110])
-    common = {"tokenizer": str(TOKENIZER), "dedup": {"index": "seen", "near": {}}, "shard_size": "100KB"}
-    old = write_config(folder / "old.yaml", {"datasets": str(folder / "old.jsonl"), "out": "old", **common})
-    run_milldam("preprocess", old, cwd=folder)
+    old = write_lines(folder / "old.jsonl", base[80:110])
+    dedup = {"index": "seen", "near": {}}
+    run_milldam("preprocess", config_file(folder, "old.yaml", [old], dedup=dedup, out="old"), cwd=folder)
     rules = {
         "decontaminate": str(folder / "items.jsonl"),
         "filters": {"min_tokens": 9},
@@ -120,8 +121,7 @@ def everything_job(folder: Path) -> Case:
         "seq_len": 128,
         "write_dropped": True,
     }
-    config = {"datasets": [*map(str, datasets)], "out": "never", **common, **rules}
-    path = write_config(folder / "all.yaml", config)
+    path = config_file(folder, "all.yaml", datasets, dedup=dedup, out="never", **rules)
     return Case(("preprocess", path), (), folder, out=("--workers", 2, "-o"), index=folder / "seen")
 
 
@@ -139,22 +139,18 @@ def pairs_job(folder: Path) -> Case:
 
 
 def feed_job(folder: Path) -> Case:
-    datasets = [str(path) for path in lines(folder)]
-    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), "shard_size": "100KB"}
-    words = ("feed", write_config(folder / "feed.yaml", config | {"dedup": "off"}), "--seq-len", 64)
+    words = ("feed", config_file(folder, "feed.yaml", lines(folder), dedup="off"), "--seq-len", 64)
     return Case((*words, "--epochs", 1, "--seconds", 60), (), folder, out=("--store",))
 
 
 def chat_job(folder: Path) -> Case:
     """Its template has no tags: every mask is proven, by whoever does the unit."""
-    datasets = [str(write_messages(folder / f"c-{k}.jsonl", make_conversations(300, k))) for k in range(4)]
+    datasets = [write_messages(folder / f"c-{k}.jsonl", make_conversations(300, k)) for k in range(4)]
     plain = re.sub("{% (end)?generation %}", "", TEMPLATE)
     prompt = '{% if add_generation_prompt %}{{ "<assistant>\\n" }}{% endif %}'
     (folder / "plain.jinja").write_text(plain + prompt, "utf-8")
     chat = {"template": str(folder / "plain.jinja"), "dedup_on": "prompt", "group_by": "prompt"}
-    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB", "chat": chat}
-    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
-    path = write_config(folder / "config.yaml", config)
+    path = config_file(folder, "config.yaml", datasets, dedup="exact", splits={"val": 0.2}, chat=chat)
     return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
 
 

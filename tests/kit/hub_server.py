@@ -1,8 +1,8 @@
 """A stand-in for the Hugging Face Hub: its HTTP API for datasets, as huggingface_hub calls it, on this machine alone.
 
-Repositories with branches and commits, LFS uploads (checked by sha256), files served with
-redirects and etags, tokens that may read or write. It can be told to fail, to hang up or to stall at chosen
-requests. What it does not speak: Xet, pull requests, gated repositories.
+Repositories with branches and commits, LFS uploads (checked by sha256), files served with redirects and etags, tokens
+that may read or write. It can be told to fail, to hang up or to stall at chosen requests. What it does not speak: Xet,
+pull requests, gated repositories.
 """
 
 from __future__ import annotations
@@ -24,39 +24,19 @@ USERS = {WRITER: ("anna", "write"), READER: ("anna", "read"), STRANGER: ("bert",
 GIT_ATTRIBUTES = b"*.bin filter=lfs diff=lfs merge=lfs -text\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    data: bytes
-    large: bool
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
-
-    @property
-    def sha1(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.large else self.sha1
-
-
 @dataclass(slots=True)
 class Repo:
     private: bool
-    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
 
-    def commit(self, branch: str, files: dict[str, Blob], message: str) -> str:
+    def commit(self, branch: str, files: dict[str, bytes], message: str) -> str:
         sha = hashlib.sha1(f"{len(self.commits)} {branch} {message}".encode()).hexdigest()
         self.commits[sha] = files
         self.branches[branch] = sha
-        self.messages.append(message)
         return sha
 
-    def files(self, revision: str = "main") -> dict[str, Blob] | None:
+    def files(self, revision: str = "main") -> dict[str, bytes] | None:
         return self.commits.get(self.branches.get(revision, revision))
 
 
@@ -89,34 +69,27 @@ class HubServer(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.page_size = 1000
         self.guard = threading.RLock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     def mishap(self, pattern: str, status: int | None = 500, **options: Any) -> Mishap:
-        made = Mishap(re.compile(pattern), status, **options)
-        self.mishaps.append(made)
-        return made
+        self.mishaps.append(Mishap(re.compile(pattern), status, **options))
+        return self.mishaps[-1]
 
     def count(self, pattern: str) -> int:
         return sum(re.search(pattern, request) is not None for request in self.requests)
 
-    def add_repo(self, name: str, *, private: bool = True, files: dict[str, bytes] | None = None) -> Repo:
-        repo = self.repos[name] = Repo(private)
-        blobs = {".gitattributes": GIT_ATTRIBUTES, **(files or {})}
-        repo.commit("main", {path: Blob(data, is_large(path, data)) for path, data in blobs.items()}, "initial commit")
-        return repo
+    def add_repo(self, name: str, *, private: bool = True, files: dict[str, bytes] | None = None) -> None:
+        self.repos[name] = Repo(private)
+        self.repos[name].commit("main", {".gitattributes": GIT_ATTRIBUTES, **(files or {})}, "initial commit")
 
     def remove(self, name: str, path: str) -> None:
         """Someone removes a file."""
-        repo = self.repos[name]
-        files = {one: blob for one, blob in (repo.files() or {}).items() if one != path}
-        repo.commit("main", files, f"remove {path}")
+        files = self.repos[name].files() or {}
+        self.repos[name].commit("main", {one: files[one] for one in files if one != path}, f"remove {path}")
 
     def contents(self, name: str, revision: str = "main") -> dict[str, bytes]:
         files = self.repos[name].files(revision) or {}
-        return {path: blob.data for path, blob in files.items() if path != ".gitattributes"}
+        return {path: data for path, data in files.items() if path != ".gitattributes"}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that was killed is no error of ours."""
@@ -137,17 +110,22 @@ def hub_server() -> Iterator[HubServer]:
         server.server_close()
 
 
-def is_large(path: str, data: bytes) -> bool:
-    return path.endswith((".bin", ".idx", ".arrow")) or len(data) > 10**7
+def is_large(path: str, size: int) -> bool:
+    return path.endswith((".bin", ".idx", ".arrow")) or size > 10**7
+
+
+def _listed(path: str, data: bytes) -> dict[str, Any]:
+    """A file as the Hub lists it."""
+    sha1, sha256 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(), hashlib.sha256(data).hexdigest()
+    large = {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 134}} if is_large(path, len(data)) else {}
+    return {"type": "file", "path": path, "size": len(data), "oid": sha1, **large}
 
 
 class _RefusalError(Exception):
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+    """`status` None: the connection ends without an answer."""
+
+    def __init__(self, status: int | None, message: str = "", code: str | None = None) -> None:
         self.status, self.message, self.code = status, message, code
-
-
-class _HangUpError(Exception):
-    pass
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,45 +134,44 @@ class _Handler(BaseHTTPRequestHandler):
     # Else every answer waits 40 ms for the client to acknowledge its headers.
     disable_nagle_algorithm = True
     wbufsize = -1
-    partial: Mishap | None = None
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
-        self._handle()
-
-    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
-
-    def _handle(self) -> None:
         split = urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
-        path = unquote(split.path)
+        request = f"{self.command} {unquote(split.path)}"
         self.body = self._read_body()
-        self.partial = None
-        self.server.requests.append(f"{self.command} {path}")
+        self.partial: Mishap | None = None
+        self.server.requests.append(request)
         try:
-            self._meet_mishap(f"{self.command} {path}")
-            self._route(path)
+            self._meet_mishap(request)
+            for pattern, method in _ROUTES:
+                if found := re.fullmatch(pattern, request):
+                    method(self, *found.groups())
+                    return
+            raise _RefusalError(404, f"no such route: {request}")
         except _RefusalError as refusal:
-            headers = {"X-Error-Message": refusal.message}
-            if refusal.code:
-                headers["X-Error-Code"] = refusal.code
-            self._json({"error": refusal.message}, refusal.status, headers)
-        except _HangUpError:
-            self.close_connection = True
+            if refusal.status is None:
+                self.close_connection = True
+                return
+            code = {"X-Error-Code": refusal.code} if refusal.code else {}
+            self._json({"error": refusal.message}, refusal.status, {"X-Error-Message": refusal.message} | code)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
     def _read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            parts = []
-            while size := int(self.rfile.readline().strip() or b"0", 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().strip() or b"0", 16):
+            parts.append(self.rfile.read(size))
             self.rfile.readline()
-            return b"".join(parts)
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.rfile.readline()
+        return b"".join(parts)
 
     def _meet_mishap(self, request: str) -> None:
         with self.server.guard:
@@ -211,19 +188,15 @@ class _Handler(BaseHTTPRequestHandler):
         found.reached.set()
         if found.first is not None:
             found.first()
-            return
-        if found.stall is not None:
+        elif found.stall is not None:
             found.stall.wait(30)
-        elif found.status is None:
-            raise _HangUpError
         else:
             raise _RefusalError(found.status, f"told to fail; you sent {self.headers['Authorization']}")
 
     # ---- answers ----
 
     def _json(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(value).encode()
-        self._answer(status, data, {"Content-Type": "application/json", **(headers or {})})
+        self._answer(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -241,127 +214,94 @@ class _Handler(BaseHTTPRequestHandler):
         self.partial.reached.set()
         if self.partial.stall is not None:
             self.partial.stall.wait(30)
-        raise _HangUpError
+        raise _RefusalError(None)
 
     # ---- who asks ----
 
-    def _user(self) -> tuple[str, str] | None:
+    def _user(self) -> tuple[str, str]:
+        """Name and right; of nobody, two empty texts."""
         given = self.headers.get("Authorization")
         if given is None:
-            return None
-        token = given.removeprefix("Bearer ")
-        if token not in USERS:
+            return "", ""
+        if given.removeprefix("Bearer ") not in USERS:
             raise _RefusalError(401, "Invalid credentials in Authorization header")
-        return USERS[token]
+        return USERS[given.removeprefix("Bearer ")]
 
     def _repo(self, name: str, *, write: bool = False) -> Repo:
-        user = self._user()
-        repo = self.server.repos.get(name)
-        mine = user is not None and user[0] == name.split("/")[0]
+        user, right = self._user()
+        repo, mine = self.server.repos.get(name), user == name.split("/")[0]
         if repo is None or (repo.private and not mine):
-            raise _RefusalError(401 if user is None else 404, "Repository not found", "RepoNotFound")
-        if write and not (mine and user is not None and user[1] == "write"):
+            raise _RefusalError(404 if user else 401, "Repository not found", "RepoNotFound")
+        if write and not (mine and right == "write"):
             raise _RefusalError(403, "You don't have the rights to write to this repository")
         return repo
 
-    def _files(self, repo: Repo, revision: str) -> dict[str, Blob]:
-        files = repo.files(revision)
+    def _files(self, name: str, revision: str, *, write: bool = False) -> dict[str, bytes]:
+        files = self._repo(name, write=write).files(revision)
         if files is None:
             raise _RefusalError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return files
 
     # ---- routes ----
 
-    def _route(self, path: str) -> None:
-        for pattern, method in _ROUTES:
-            if found := re.fullmatch(pattern, f"{self.command} {path}"):
-                getattr(self, method)(*found.groups())
-                return
-        raise _RefusalError(404, f"no such route: {self.command} {path}")
-
     def create(self) -> None:
-        user = self._user()
-        if user is None:
+        (user, right), given = self._user(), json.loads(self.body)
+        if not user:
             raise _RefusalError(401, "Invalid username or password.")
-        given = json.loads(self.body)
-        owner = given.get("organization") or user[0]
+        owner = given.get("organization") or user
         name = f"{owner}/{given['name']}"
-        if owner != user[0] or user[1] != "write":
+        if owner != user or right != "write":
             raise _RefusalError(403, f"You don't have the rights to create a dataset under the namespace {owner}")
         url = f"{self.server.url}/datasets/{name}"
         if name in self.server.repos:
             self._json({"error": "You already created this dataset repo", "url": url}, 409)
             return
-        private = given.get("visibility") == "private" or bool(given.get("private"))
-        self.server.add_repo(name, private=private)
+        self.server.add_repo(name, private=given.get("visibility") == "private" or bool(given.get("private")))
         self._json({"url": url, "name": name, "id": name})
 
-    def info(self, name: str, revision: str | None = None) -> None:
-        repo = self._repo(name)
-        files = self._files(repo, revision or "main")
-        sha = repo.branches.get(revision or "main", revision)
-        siblings = [{"rfilename": path} for path in files]
-        self._json({"_id": "1", "id": name, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
+    def info(self, name: str, revision: str = "main") -> None:
+        files, repo = self._files(name, revision), self.server.repos[name]
+        facts = {"_id": "1", "id": name, "sha": repo.branches.get(revision, revision), "private": repo.private}
+        self._json(facts | {"siblings": [{"rfilename": path} for path in files], "tags": []})
 
     def tree(self, name: str, revision: str, folder: str | None = None) -> None:
-        files = self._files(self._repo(name), revision)
+        files = self._files(name, revision)
         paths = sorted(path for path in files if not folder or path.startswith(folder.strip("/") + "/"))
-        begin = int(self.query.get("cursor", 0))
-        headers = {}
-        if begin + self.server.page_size < len(paths):
+        begin, headers = int(self.query.get("cursor", 0)), {}
+        end = begin + self.server.page_size
+        if end < len(paths):
             here = f"{self.server.url}/api/datasets/{name}/tree/{revision}{folder or ''}"
-            headers["Link"] = f'<{here}?recursive=true&cursor={begin + self.server.page_size}>; rel="next"'
-        page = paths[begin : begin + self.server.page_size]
-        self._json([_listed(path, files[path]) for path in page], headers=headers)
+            headers["Link"] = f'<{here}?recursive=true&cursor={end}>; rel="next"'
+        self._json([_listed(path, files[path]) for path in paths[begin:end]], headers=headers)
 
     def paths_info(self, name: str, revision: str) -> None:
-        files = self._files(self._repo(name), revision)
-        text = self.body.decode()
+        files, text = self._files(name, revision), self.body.decode()
         wanted = json.loads(text)["paths"] if text.startswith("{") else parse_qs(text).get("paths", [])
         self._json([_listed(path, files[path]) for path in wanted if path in files])
 
-    def branch(self, name: str, branch: str) -> None:
-        repo = self._repo(name, write=True)
-        if branch in repo.branches:
-            raise _RefusalError(409, "Reference already exists")
-        repo.branches[branch] = repo.branches["main"]
-        self._json({})
-
     def validate(self) -> None:
-        given = json.loads(self.body)
-        if not given["content"].startswith("---\n"):
-            self._json({"errors": [], "warnings": [{"message": "empty or missing yaml metadata in repo card"}]})
-            return
         import yaml
 
-        yaml.safe_load(given["content"].split("---\n")[1])
+        yaml.safe_load(json.loads(self.body)["content"].partition("---\n")[2].partition("---\n")[0])
         self._json({"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str) -> None:
-        files = self._files(self._repo(name, write=True), revision)
-        told = []
+        files, told = self._files(name, revision, write=True), []
         for file in json.loads(self.body)["files"]:
-            sample = base64.b64decode(file["sample"])
-            mode = "lfs" if is_large(file["path"], sample) or file["size"] > 10**7 else "regular"
-            old = files.get(file["path"])
-            told.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": old and old.etag})
+            path, mode = file["path"], "lfs" if is_large(file["path"], file["size"]) else "regular"
+            old = _listed(path, files[path]) if path in files else {}
+            oid = old.get("lfs", old).get("oid")
+            told.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._json({"files": told})
 
     def lfs_batch(self, name: str) -> None:
         self._repo(name, write=True)
-        self._json(
-            {"transfer": "basic", "objects": [self._lfs_object(one) for one in json.loads(self.body)["objects"]]}
-        )
-
-    def _lfs_object(self, asked: dict[str, Any]) -> dict[str, Any]:
-        oid, size = asked["oid"], asked["size"]
-        if oid in self.server.objects:
-            return {"oid": oid, "size": size}
-        actions = {
-            name: {"href": f"{self.server.url}/lfs/{end}"}
-            for name, end in (("upload", f"put/{oid}"), ("verify", "verify"))
-        }
-        return {"oid": oid, "size": size, "actions": actions}
+        objects = []
+        for asked in json.loads(self.body)["objects"]:
+            upload = {"actions": {"upload": {"href": f"{self.server.url}/lfs/put/{asked['oid']}"}}}
+            here = asked["oid"] in self.server.objects
+            objects.append({"oid": asked["oid"], "size": asked["size"]} | ({} if here else upload))
+        self._json({"transfer": "basic", "objects": objects})
 
     def lfs_put(self, oid: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != oid:
@@ -369,54 +309,41 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.objects[oid] = self.body
         self._answer(200, b"", {"ETag": '"whole"'})
 
-    def lfs_verify(self) -> None:
-        given = json.loads(self.body)
-        if len(self.server.objects.get(given["oid"], b"")) != given["size"]:
-            raise _RefusalError(404, "no such object")
-        self._json({})
-
     def commit(self, name: str, branch: str) -> None:
-        repo = self._repo(name, write=True)
         with self.server.guard:
-            files = dict(self._files(repo, branch))
+            files, repo = dict(self._files(name, branch, write=True)), self.server.repos[name]
             header, *operations = [json.loads(line) for line in self.body.splitlines() if line]
-            parent = header["value"].get("parentCommit")
-            if parent and repo.branches[branch] != parent:
+            if header["value"].get("parentCommit") not in (None, "", repo.branches[branch]):
                 raise _RefusalError(412, "A commit has happened since. Please refresh and try again.")
             for operation in operations:
-                self._apply(files, operation["key"], operation["value"])
+                value, kind = operation["value"], operation["key"]
+                if kind == "deletedFile":
+                    if files.pop(value["path"], None) is None:
+                        raise _RefusalError(404, "A file with this name doesn't exist", "EntryNotFound")
+                elif kind == "lfsFile" and value["oid"] not in self.server.objects:
+                    raise _RefusalError(400, f"{value['path']}: no such object")
+                else:
+                    large = kind == "lfsFile"
+                    files[value["path"]] = (
+                        self.server.objects[value["oid"]] if large else base64.b64decode(value["content"])
+                    )
             sha = repo.commit(branch, files, header["value"]["summary"])
         self._json({"success": True, "commitOid": sha, "commitUrl": f"{self.server.url}/datasets/{name}/commit/{sha}"})
 
-    def _apply(self, files: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
-        path = value["path"]
-        if key == "file":
-            files[path] = Blob(base64.b64decode(value["content"]), False)
-        elif key == "lfsFile":
-            if value["oid"] not in self.server.objects:
-                raise _RefusalError(400, f"{path}: no such object")
-            files[path] = Blob(self.server.objects[value["oid"]], True)
-        elif key == "deletedFile":
-            if files.pop(path, None) is None:
-                raise _RefusalError(404, "A file with this name doesn't exist", "EntryNotFound")
-        else:
-            raise _RefusalError(400, f"unknown operation {key}")
-
     def resolve(self, name: str, revision: str, path: str) -> None:
-        repo = self._repo(name)
-        blob = self._files(repo, revision).get(path)
-        sha = repo.branches.get(revision, revision)
-        if blob is None:
+        data = self._files(name, revision).get(path)
+        if data is None:
             raise _RefusalError(404, "Entry not found", "EntryNotFound")
-        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.etag}"'}
-        if not blob.large:
-            self._answer(200, blob.data, headers)
+        listed, sha = _listed(path, data), self.server.repos[name].branches.get(revision, revision)
+        oid = listed.get("lfs", listed)["oid"]
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{oid}"'}
+        if "lfs" not in listed:
+            self._answer(200, data, headers)
             return
-        self.server.objects[blob.sha256] = blob.data
-        headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data))}
-        self._answer(
-            302, b"", headers | {"Location": f"http://localhost:{self.server.server_port}/cdn/{blob.sha256}/{path}"}
-        )
+        self.server.objects[oid] = data
+        headers |= {"X-Linked-Etag": f'"{oid}"', "X-Linked-Size": str(len(data))}
+        headers["Location"] = f"http://localhost:{self.server.server_port}/cdn/{oid}/{path}"
+        self._answer(302, b"", headers)
 
     def cdn(self, oid: str, _: str) -> None:
         """Another host, as far as a client can tell: the token must not come along."""
@@ -425,27 +352,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, self.server.objects[oid], {"ETag": f'"{oid}"'})
 
 
-def _listed(path: str, blob: Blob) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "file", "path": path, "size": len(blob.data), "oid": blob.sha1}
-    if blob.large:
-        found["lfs"] = {"oid": blob.sha256, "size": len(blob.data), "pointerSize": 134}
-    return found
-
-
 _NAME = r"([\w.-]+/[\w.-]+)"
-_ROUTES = (
-    (r"POST /api/repos/create", "create"),
-    (r"POST /api/validate-yaml", "validate"),
-    (rf"GET /api/datasets/{_NAME}", "info"),
-    (rf"GET /api/datasets/{_NAME}/revision/(.+)", "info"),
-    (rf"GET /api/datasets/{_NAME}/tree/([^/]+)(/.+)?", "tree"),
-    (rf"POST /api/datasets/{_NAME}/paths-info/(.+)", "paths_info"),
-    (rf"POST /api/datasets/{_NAME}/branch/(.+)", "branch"),
-    (rf"POST /api/datasets/{_NAME}/preupload/(.+)", "preupload"),
-    (rf"POST /api/datasets/{_NAME}/commit/(.+)", "commit"),
-    (rf"POST /datasets/{_NAME}\.git/info/lfs/objects/batch", "lfs_batch"),
-    (r"PUT /lfs/put/(\w+)", "lfs_put"),
-    (r"POST /lfs/verify", "lfs_verify"),
-    (rf"(?:GET|HEAD) /datasets/{_NAME}/resolve/([^/]+)/(.+)", "resolve"),
-    (r"(?:GET|HEAD) /cdn/(\w+)/(.+)", "cdn"),
+_ROUTES: tuple[tuple[str, Callable[..., None]], ...] = (
+    (r"POST /api/repos/create", _Handler.create),
+    (r"POST /api/validate-yaml", _Handler.validate),
+    (rf"GET /api/datasets/{_NAME}", _Handler.info),
+    (rf"GET /api/datasets/{_NAME}/revision/(.+)", _Handler.info),
+    (rf"GET /api/datasets/{_NAME}/tree/([^/]+)(/.+)?", _Handler.tree),
+    (rf"POST /api/datasets/{_NAME}/paths-info/(.+)", _Handler.paths_info),
+    (rf"POST /api/datasets/{_NAME}/preupload/(.+)", _Handler.preupload),
+    (rf"POST /api/datasets/{_NAME}/commit/(.+)", _Handler.commit),
+    (rf"POST /datasets/{_NAME}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
+    (r"PUT /lfs/put/(\w+)", _Handler.lfs_put),
+    (rf"(?:GET|HEAD) /datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler.resolve),
+    (r"(?:GET|HEAD) /cdn/(\w+)/(.+)", _Handler.cdn),
 )

@@ -119,9 +119,10 @@ def set_aside(store: Path | milldam.Store, what: str = "rejects") -> list[dict[s
     return [json.loads(line) for line in (zstd.decompress(data) if path.suffix == ".zst" else data).splitlines()]
 
 
-def store_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a store by name, the run folder left out."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+def store_bytes(out: Path) -> dict[str, bytes]:
+    """Every file of a store and its rows, but for the run folder."""
+    files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(files)}
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -154,14 +155,6 @@ def run_milldam(*arguments: object, code: int | None = 0, **options: Any) -> sub
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def run_apart(program: str, *arguments: object) -> str:
-    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
-    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @contextmanager
@@ -202,18 +195,6 @@ def recorded(out: Path) -> int:
     """Finished parts of a run."""
     path = out / "run" / "records.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A folder in which nothing can be written, not even by root; skips the test where that is not allowed."""
-    mounted = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]]
-    if os.geteuid() != 0 or any(subprocess.run(one, capture_output=True, check=False).returncode for one in mounted):
-        pytest.skip("mounting a folder needs root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

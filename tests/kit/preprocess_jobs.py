@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tokenizers
 from tests.kit.jobs import EOS_TEXT, TOKENIZER, write_lines
 
 import milldam
 from milldam.api import preprocess as run_preprocess
-
-if sys.version_info >= (3, 14):
-    pass
-else:
-    pass
 
 GIANT_CHARACTERS = 100_000
 """Longer texts are compared as text: HF tokenizers would take too long for them."""
@@ -70,21 +62,6 @@ def giant_text(characters: int, seed: int = 0) -> str:
 
 
 # ---- files ----
-
-
-def write_parquet(path: Path, texts: list[str], *, group: int = 100) -> Path:
-    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), path, row_group_size=group)
-    return path
-
-
-def write_gz(path: Path, texts: list[str]) -> Path:
-    path.write_bytes(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode(), 1))
-    return path
-
-
-def write_text_lines(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="")
-    return path
 
 
 def write_saved_data_set(folder: Path, shards: list[list[str]]) -> Path:
@@ -208,18 +185,3 @@ def drops_by_stage(out: Path) -> dict[str, dict[str, int]]:
     for stage in flow:
         assert stage["documents_in"] - sum(stage["dropped"].values()) == stage["documents_out"], stage
     return {stage["stage"]: stage["dropped"] for stage in flow if stage["dropped"]}
-
-
-def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
-    """The flow names exactly these drops, adds up, and ends with the documents of the store."""
-    assert drops_by_stage(out) == dropped
-    assert summary_of(out)["flow"][-1]["documents_out"] == len(milldam.open(out))
-    tally = milldam.open(out).manifest.tally
-    assert {"read": tally.rejected} | tally.dropped == {"read": {}} | dropped
-    assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
-
-
-def tree_bytes(out: Path) -> dict[str, bytes]:
-    """Every file of a store and its rows, but for the run folder."""
-    files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(files)}

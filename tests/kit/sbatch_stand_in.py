@@ -10,6 +10,8 @@ behind one that failed is never started. A task that was ended by SIGKILL counts
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -27,13 +29,14 @@ MOST_RUNS = 3
 def main(arguments: list[str]) -> None:
     folder = Path(os.environ["STAND_IN_FOLDER"])
     job = parse(arguments)
-    if "wrap" not in job["options"]:
-        job["script"] = sys.stdin.read()
-    else:
-        job["script"] = f"#!/bin/sh\n{job['options']['wrap']}\n"
+    wrapped = job["options"].get("wrap")
+    job["script"] = sys.stdin.read() if wrapped is None else f"#!/bin/sh\n{wrapped}\n"
     if not job["script"].startswith("#!"):
         sys.exit("sbatch: error: This does not look like a batch script.")
-    number = take_number(folder)
+    for number in itertools.count(100):
+        with contextlib.suppress(FileExistsError):
+            (folder / f"{number}.taken").touch(exist_ok=False)
+            break
     (folder / f"{number}.json").write_text(json.dumps(job))
     # As the daemons: not a child of who asks, and deaf to what he is told.
     subprocess.Popen(
@@ -61,16 +64,6 @@ def parse(arguments: list[str]) -> dict[str, Any]:
     if kind != "afterok" or ("dependency" in options and not all(one.isdigit() for one in after.split(":"))):
         sys.exit("sbatch: error: Batch job submission failed: Job dependency problem")
     return {"options": options, "tasks": tasks, "at_once": at_once, "after": [one for one in after.split(":") if one]}
-
-
-def take_number(folder: Path) -> int:
-    for number in range(100, 10_000):
-        try:
-            (folder / f"{number}.taken").touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return number
-    raise AssertionError("too many jobs")
 
 
 def run(folder: Path, number: str) -> None:

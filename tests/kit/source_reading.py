@@ -73,12 +73,6 @@ def small_blocks(block_bytes: int) -> Iterator[None]:
         yield
 
 
-def line_of(reject: Reject, data: bytes) -> bytes:
-    """The line of the file that a reject points to."""
-    assert reject.line is not None
-    return data[reject.origin :].split(b"\n")[reject.line - 1]
-
-
 FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow")
 
 

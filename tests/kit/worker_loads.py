@@ -1,4 +1,4 @@
-"""What workers load in the executors' tests: a worker process finds them by this module's name.
+"""What workers load in the executors' tests: a worker process finds it by this module's name.
 
 A unit is its number; what is told of it is in the facts of its record.
 """
@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import InputError
 from milldam.run.records import Record
 from milldam.run.tasks import PART, Assigned, Event, Make, Progress
+
+_KEPT: list[Any] = []
 
 
 def assigned(unit: int) -> Assigned:
@@ -37,62 +40,37 @@ def recording(make: Callable[[int], Any]) -> Make:
     return of_unit
 
 
-@dataclass(frozen=True)
-class Square:
-    """Tells the square of its unit."""
+class Work:
+    """Tells what a function of this module says of a unit, given some arguments before it."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
 
     def load(self) -> Make:
-        return recording(lambda unit: unit**2)
+        return recording(partial(self._function, *self._arguments))
 
 
-@dataclass(frozen=True)
-class Deadly:
+def square(unit: int) -> int:
+    return unit**2
+
+
+def deadly(folder: Path, fatal: int, times: int, number: int, server: bool, unit: int) -> int:
     """Ends a process at one unit, so many times; `folder` counts them. `server`: the one that forked the worker."""
-
-    folder: Path
-    unit: int
-    times: int
-    number: int = signal.SIGKILL
-    server: bool = False
-
-    def load(self) -> Make:
-        def make(unit: int) -> int:
-            died = len(list(self.folder.iterdir()))
-            if unit == self.unit and died < self.times:
-                (self.folder / str(died)).touch()
-                os.kill(os.getppid() if self.server else os.getpid(), self.number)
-                time.sleep(10)
-            time.sleep(0.02)
-            return unit
-
-        return recording(make)
+    died = len(list(folder.iterdir()))
+    if unit == fatal and died < times:
+        (folder / str(died)).touch()
+        os.kill(os.getppid() if server else os.getpid(), number)
+        time.sleep(10)
+    time.sleep(0.02)
+    return unit
 
 
-@dataclass(frozen=True)
-class DiesAfterwards:
+def dies_afterwards(folder: Path, unit: int) -> int:
     """Makes one unit, and is killed while it waits for the next one; only the first worker is."""
-
-    folder: Path
-
-    def load(self) -> Make:
-        def make(unit: int) -> int:
-            if not (self.folder / "died").exists():
-                (self.folder / "died").touch()
-                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            return unit
-
-        return recording(make)
-
-
-@dataclass(frozen=True)
-class DiesLoading:
-    """Ends the process that loads it."""
-
-    number: int
-
-    def load(self) -> Make:
-        os.kill(os.getpid(), self.number)
-        raise AssertionError("not reached")
+    if not (folder / "died").exists():
+        (folder / "died").touch()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return unit
 
 
 class UnpicklableError(Exception):
@@ -102,41 +80,31 @@ class UnpicklableError(Exception):
         super().__init__(value)
 
 
+def failing(kind: str, unit: int = 0) -> None:
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "ours":
+        raise InputError("corpus.jsonl:7: not readable")
+    if kind == "unpicklable":
+        raise UnpicklableError(lambda: None, 1)
+    raise ZeroDivisionError("somewhere in a worker")
+
+
 @dataclass(frozen=True)
-class Failing:
-    """Raises what it is told to, when it is loaded or when it works."""
+class FailsLoading:
+    """Fails, or ends the process that loads it."""
 
     kind: str
-    at_start: bool = False
 
     def load(self) -> Make:
-        if self.at_start:
-            self._fail(0)
-        return recording(self._fail)
-
-    def _fail(self, unit: int) -> None:
-        if self.kind == "ours":
-            raise InputError("corpus.jsonl:7: not readable")
-        if self.kind == "unpicklable":
-            raise UnpicklableError(lambda: None, 1)
-        raise ZeroDivisionError("somewhere in a worker")
+        failing(self.kind)
+        raise AssertionError("not reached")
 
 
-_KEPT: list[Any] = []
-
-
-@dataclass(frozen=True)
-class Hoarder:
+def hoard(kept_bytes: int, unit: int) -> int:
     """Keeps some memory of every unit for good, and tells its process."""
-
-    kept_bytes: int
-
-    def load(self) -> Make:
-        def make(unit: int) -> int:
-            _KEPT.append(bytearray(b"x") * self.kept_bytes)
-            return os.getpid()
-
-        return recording(make)
+    _KEPT.append(bytearray(b"x") * kept_bytes)
+    return os.getpid()
 
 
 @dataclass(frozen=True)

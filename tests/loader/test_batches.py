@@ -296,7 +296,7 @@ def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
         ({"epochs": 0}, "epochs: 0; use 1 or more, or None"),
         ({"prefetch": -1}, "prefetch: -1; use 0 or more"),
         ({"world_size": 50, "drop_last": True}, "97 samples give no full batch on every rank"),
-        ({"shuffle": "yes"}, 'shuffle: \'yes\'; use True, "block", "shard" or False'),
+        ({"shuffle": "yes"}, "shuffle: 'yes'; use True, \"block\" or False"),
     ],
 )
 def test_bad_settings_are_refused(numbered: Store, options: dict[str, Any], message: str) -> None:

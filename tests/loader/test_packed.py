@@ -182,7 +182,6 @@ def test_rows_are_made_once_and_kept_in_the_store(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.INFO, "milldam"):
         first = store.packed(6, strategy="best_fit").read(np.arange(3))
     assert "making the best-fit rows of 6 tokens" in caplog.text
-    assert "3 rows in" in caplog.text
     (path,) = (store.path / "rows").glob("*.rows")
     made = path.stat()
     again = Store(store.path).packed(6, strategy="best_fit").read(np.arange(3))

@@ -63,15 +63,14 @@ def test_summary_inspect_stats_and_report_name_them(tmp_path: Path) -> None:
     assert list(json.loads((store.path / "run/summary.json").read_bytes())["audit"].values()) == paths
 
 
-def test_rejects_of_an_npy_file_lie_beside_it(tmp_path: Path) -> None:
-    """Replaced with it, and removed when there are none any more; the summary names them."""
+def test_rejects_of_an_npy_file_lie_in_its_work_folder(tmp_path: Path) -> None:
+    """The summary names them; they are replaced with the file, and removed when there are none any more."""
     corpus, npy = tmp_path / "a.jsonl", tmp_path / "a.npy"
-    beside = tmp_path / "a.npy.rejects.jsonl"
     words = ("tokenize", corpus, "-o", npy, "--format", "npy", "--tokenizer", TOKENIZER)
     corpus.write_text('{"text": "good"}\nbroken\n')
-    assert f"Rejected records are in {beside}" in run_here(*words).output
-    assert json.loads(beside.read_text())["line"] == 2
-    assert json.loads(run_here(*words, "--json").stdout)["audit"] == {"rejects": str(beside)}
+    assert f"Rejected records are in {tmp_path}/.a.npy.milldam-npy/rejects-" in run_here(*words).output
+    (rejects,) = json.loads(run_here(*words, "--json").stdout)["audit"].values()
+    assert json.loads(Path(rejects).read_text())["line"] == 2
     corpus.write_text('{"text": "good"}\n')
     run_here(*words)
-    assert not beside.exists()
+    assert not Path(rejects).exists()

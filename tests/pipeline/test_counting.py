@@ -19,11 +19,9 @@ from tests.kit.preprocess_jobs import (
     summary_of,
     texts_in,
     texts_with_copies,
-    write_gz,
-    write_parquet,
     write_saved_data_set,
-    write_text_lines,
 )
+from tests.kit.source_reading import write_texts
 
 from milldam.errors import ConfigError, InputError
 
@@ -45,7 +43,7 @@ SLICES: list[tuple[str, slice]] = [
 def test_a_slice_takes_what_python_would(tmp_path: Path, kind: str, split: str, rows: slice) -> None:
     """Documents are counted as they are read, before cleaning and dedup."""
     texts = texts_with_copies(1500, 4)
-    write = write_lines if kind == "jsonl" else write_parquet
+    write = write_lines if kind == "jsonl" else write_texts
     path = write(tmp_path / f"a.{kind}", texts)
     store = preprocess(tmp_path / "s", [{"path": path, "split": split}], dedup="off", shard_size="100KB")
     assert_holds(store, list(kept_of_all(texts[rows])))
@@ -98,8 +96,8 @@ def test_max_documents_takes_the_first(tmp_path: Path, most: int) -> None:
     """In every format, streams that can't be cut included; more than there are means all."""
     texts = list(fresh_texts(900, 6))
     for path in (
-        write_gz(tmp_path / "a.jsonl.gz", texts),
-        write_text_lines(tmp_path / "b.txt", texts),
+        write_texts(tmp_path / "a.jsonl.gz", texts),
+        write_texts(tmp_path / "b.txt", texts),
     ):
         sets = [{"path": path, "max_documents": most, "documents": "line"}]
         store = preprocess(tmp_path / path.name[0], sets, dedup="off", shard_size="100KB")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.kit.jobs import invoke, set_aside, write_lines
-from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
+from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config
+from tests.kit.source_reading import write_texts
 
 import milldam
 from milldam.stores.tokens.manifest import Manifest, Tally
@@ -24,7 +25,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     first = write_lines(folder / "first.jsonl", [*texts[:500], "", "tiny", *texts[:60]])
     with first.open("a") as file:
         file.write('{"text": broken\n' * 3 + '{"title": "no text"}\n')
-    second = write_gz(folder / "second.jsonl.gz", [*texts[400:700], "tiny", giant_text(2_000_000)])
+    second = write_texts(folder / "second.jsonl.gz", [*texts[400:700], "tiny", giant_text(2_000_000)])
     (folder / "third").mkdir()
     write_lines(folder / "third" / "a.jsonl", texts[650:900])
     write_lines(folder / "third" / "b.jsonl", ["  ", *fresh_texts(200, seed=2)])

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.jobs import run_here, set_aside, write_lines
+from tests.kit.jobs import run_here, set_aside, store_bytes, write_lines
 from tests.kit.preprocess_jobs import (
     config_of,
     drops_by_stage,
@@ -22,7 +22,6 @@ from tests.kit.preprocess_jobs import (
     make_words,
     summary_of,
     texts_in,
-    tree_bytes,
     write_config,
     write_saved_data_set,
 )
@@ -131,7 +130,7 @@ def test_no_document_is_dropped_for_one_that_is_removed(tmp_path: Path) -> None:
     store = lines_job(tmp_path, [first, text, other], **rules)
     assert texts_in(store) == [text, other]
     assert drops_by_stage(store.path) == {"decontaminate": {"contaminated": 1}}
-    assert tree_bytes(lines_job(tmp_path, [first, text, other], "fresh", **rules).path) == tree_bytes(store.path)
+    assert store_bytes(lines_job(tmp_path, [first, text, other], "fresh", **rules).path) == store_bytes(store.path)
     index = {"dedup": {"near": {}, "index": str(tmp_path / "index")}, "decontaminate": [{"path": evals}]}
     assert texts_in(lines_job(tmp_path / "earlier", [first, other], **index)) == [other]
     assert texts_in(lines_job(tmp_path / "later", [text, f"{other} more"], **index)) == [text]
@@ -164,7 +163,7 @@ def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, se
     for one in reasons["near_duplicate"]:
         assert (one["duplicate_of"]["unit"], one["duplicate_of"]["row"]) not in dropped
     two = lines_job(tmp_path, texts, "two", **rules | {"workers": 2, "memory": "600MB"})
-    assert tree_bytes(two.path) == tree_bytes(store.path)
+    assert store_bytes(two.path) == store_bytes(store.path)
 
 
 def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:
@@ -181,7 +180,7 @@ def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:
     assert len(make()) == len(texts) - 1
     assert summary_of(tmp_path / "out")["reused"] == units - 1 > 1
     fresh = milldam.preprocess(config_of(tmp_path / "fresh", path, **rules))
-    assert tree_bytes(fresh.path) == tree_bytes(tmp_path / "out")
+    assert store_bytes(fresh.path) == store_bytes(tmp_path / "out")
     with pytest.raises(milldam.MismatchError, match=r"decontaminate.0.min_share"):
         milldam.preprocess(
             config_of(tmp_path / "out", path, **rules | {"decontaminate": [{"path": evals, "min_share": 0.9}]})

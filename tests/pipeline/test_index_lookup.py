@@ -11,16 +11,17 @@ from tests.kit.jobs import (
     invoke,
     run_milldam,
     set_aside,
+    store_bytes,
     write_lines,
 )
 from tests.kit.preprocess_jobs import (
-    assert_flow,
     assert_holds,
     config_of,
+    drops_by_stage,
     fresh_texts,
     preprocess,
+    summary_of,
     texts_in,
-    tree_bytes,
     write_config,
 )
 from tests.kit.quick import first_quick
@@ -29,6 +30,15 @@ import milldam
 from milldam import ConfigError
 
 OLD, NEW = fresh_texts(60), fresh_texts(60, 1)
+
+
+def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
+    """The flow names exactly these drops, adds up, and ends with the documents of the store."""
+    assert drops_by_stage(out) == dropped
+    assert summary_of(out)["flow"][-1]["documents_out"] == len(milldam.open(out))
+    tally = milldam.open(out).manifest.tally
+    assert {"read": tally.rejected} | tally.dropped == {"read": {}} | dropped
+    assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
 
 
 @pytest.fixture
@@ -75,7 +85,7 @@ def test_the_store_is_that_of_the_texts_that_are_left(tmp_path: Path, seen: Path
     assert sorted(texts_in(store, "train") + texts_in(store, "val")) == sorted(left)
     plain = preprocess(tmp_path / "plain", write_lines(tmp_path / "left.jsonl", left), dedup="off", **settings)
     assert texts_in(store, "val") == texts_in(plain, "val")
-    assert tree_bytes(compared(tmp_path / "again", tmp_path / "out.jsonl", seen, **settings).path) == tree_bytes(
+    assert store_bytes(compared(tmp_path / "again", tmp_path / "out.jsonl", seen, **settings).path) == store_bytes(
         store.path
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, set_aside, started, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, set_aside, started, store_bytes, write_lines
 from tests.kit.preprocess_jobs import (
     assert_holds,
     cleaned,
@@ -23,12 +23,9 @@ from tests.kit.preprocess_jobs import (
     summary_of,
     texts_in,
     texts_with_copies,
-    tree_bytes,
     write_config,
-    write_gz,
-    write_parquet,
-    write_text_lines,
 )
+from tests.kit.source_reading import write_texts
 
 import milldam
 from milldam.errors import InputError, MismatchError
@@ -50,9 +47,9 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[s
     sets[3] = [" ".join(text.split()) for text in sets[3]]
     paths = [
         write_lines(folder / "a.jsonl", sets[0]),
-        write_parquet(folder / "b.parquet", sets[1]),
-        write_gz(folder / "c.jsonl.gz", sets[2]),
-        {"path": write_text_lines(folder / "d.txt", sets[3]), "documents": "line"},
+        write_texts(folder / "b.parquet", sets[1], rows=100),
+        write_texts(folder / "c.jsonl.gz", sets[2]),
+        {"path": write_texts(folder / "d.txt", sets[3]), "documents": "line"},
     ]
     return paths, [text for texts in sets for text in texts]
 
@@ -158,12 +155,12 @@ def test_a_repeated_run_never_drops_its_own(tmp_path: Path) -> None:
     texts = texts_with_copies(300, 11)
     first = indexed(tmp_path, "a", texts)
     assert_holds(first, kept_of(texts))
-    before = tree_bytes(first.path)
+    before = store_bytes(first.path)
     copy = preprocess(tmp_path / "b", tmp_path / "a.jsonl", dedup={"index": str(tmp_path / "seen")})
-    assert tree_bytes(copy.path) == before
+    assert store_bytes(copy.path) == before
     shutil.rmtree(first.path)
-    assert tree_bytes(indexed(tmp_path, "a", texts).path) == before
-    assert tree_bytes(indexed(tmp_path, "a", texts).path) == before
+    assert store_bytes(indexed(tmp_path, "a", texts).path) == before
+    assert store_bytes(indexed(tmp_path, "a", texts).path) == before
     assert len(indexed_runs(tmp_path)) == 1
 
 

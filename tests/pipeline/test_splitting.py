@@ -9,7 +9,8 @@ import pyarrow as pa
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in, write_parquet
+from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in
+from tests.kit.source_reading import write_texts
 
 from milldam.pipeline.judging import SAMPLE, SPLIT, below, content_keys, split_numbers
 
@@ -95,7 +96,7 @@ def test_a_split_stays_when_data_is_added(tmp_path: Path) -> None:
     """What was validation is validation, whatever comes before, behind or in another format; a seed changes it."""
     texts, more = fresh_texts(300), fresh_texts(300, 7)
     first = set(texts_in(lines_job(tmp_path, texts, splits={"val": 0.2}), "val"))
-    path = write_parquet(tmp_path / "all.parquet", [*more, *texts])
+    path = write_texts(tmp_path / "all.parquet", [*more, *texts], rows=100)
     grown = preprocess(tmp_path / "grown", path, splits={"val": 0.2}, shard_size="100KB")
     assert set(texts_in(grown, "val")) & set(texts) == first
     seeded = lines_job(tmp_path, texts, "seeded", splits={"val": 0.2}, seed=1)

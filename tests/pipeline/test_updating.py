@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, write_lines
-from tests.kit.preprocess_jobs import config_of, make_words, tree_bytes, write_config
+from tests.kit.jobs import TOKENIZER, invoke, store_bytes, write_lines
+from tests.kit.preprocess_jobs import config_of, make_words, write_config
 from tests.kit.quick import first_quick
 
 FILES = 6
@@ -75,11 +75,11 @@ def test_changed_input_gives_the_bytes_of_a_run_from_nothing(tmp_path: Path, nam
     make_input(tmp_path / "in", copies=5)
     config = configured(tmp_path, "out", JOBS[name])
     first = told(invoke("preprocess", config, "--json"))
-    before, kept = tree_bytes(tmp_path / "out"), (tmp_path / "in" / "4.jsonl").stat().st_mtime_ns
+    before, kept = store_bytes(tmp_path / "out"), (tmp_path / "in" / "4.jsonl").stat().st_mtime_ns
     edit(tmp_path / "in")
     second = told(invoke("preprocess", config, "--json"))
     told(invoke("preprocess", configured(tmp_path, "fresh", JOBS[name]), "--json"))
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "fresh")
+    assert store_bytes(tmp_path / "out") == store_bytes(tmp_path / "fresh")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         path.name for path in (tmp_path / "fresh").iterdir()
     )
@@ -90,7 +90,7 @@ def test_changed_input_gives_the_bytes_of_a_run_from_nothing(tmp_path: Path, nam
     write_lines(tmp_path / "in" / "4.jsonl", texts_of(4, 5))
     os.utime(tmp_path / "in" / "4.jsonl", ns=(kept, kept))
     told(invoke("preprocess", config, "--json"))
-    assert tree_bytes(tmp_path / "out") != before and invoke("verify", tmp_path / "out").exit_code == 0
+    assert store_bytes(tmp_path / "out") != before and invoke("verify", tmp_path / "out").exit_code == 0
 
 
 def test_what_changed_is_named(tmp_path: Path) -> None:

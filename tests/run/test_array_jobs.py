@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, write_lines
-from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
+from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, store_bytes, write_lines
+from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, write_config
 from tests.kit.slurm import queue
 
 from milldam.cli.arrays import ALWAYS, slurm_script
@@ -67,7 +67,7 @@ class Job:
         run_task(self.config(), ArrayTask(stage, index, of))
 
     def assert_finished(self) -> None:
-        assert tree_bytes(self.out) == self.reference
+        assert store_bytes(self.out) == self.reference
 
 
 def make_job(folder: Path, **settings: Any) -> Job:
@@ -83,7 +83,7 @@ def make_job(folder: Path, **settings: Any) -> Job:
     settings = {"shard_size": "100KB", "clean": "off", "dedup": "off"} | settings
     reference = preprocess(folder / "reference", datasets, **settings)
     path = write_config(folder / "config.yaml", config_of(folder / "out", datasets, **settings))
-    return Job(path, folder / "out", tree_bytes(reference.path))
+    return Job(path, folder / "out", store_bytes(reference.path))
 
 
 EVERYTHING = {

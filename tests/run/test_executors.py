@@ -15,14 +15,15 @@ import psutil
 import pytest
 from tests.kit.jobs import wait_until
 from tests.kit.worker_loads import (
-    Deadly,
-    DiesAfterwards,
-    DiesLoading,
-    Failing,
-    Hoarder,
+    FailsLoading,
     Loaded,
-    Square,
+    Work,
     assigned,
+    deadly,
+    dies_afterwards,
+    failing,
+    hoard,
+    square,
     values,
 )
 
@@ -79,12 +80,12 @@ def run(
 @pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(1, 1, apart=True), Workers(2, 1)])
 def test_every_unit_is_made_once(workers: Workers) -> None:
     """Each unit gives its record and its counts, then is done; local workers are processes of their own."""
-    events = run(workers, Square(), 7)
+    events = run(workers, Work(square), 7)
     assert sorted(values(events)) == [unit**2 for unit in range(7)]
     for unit in range(7):
         assert [event.kind for event in events if event.unit == unit] == [PART, PROGRESS, DONE]
     assert (os.getpid() in {event.pid for event in events}) == workers.here
-    assert run(workers, Square(), 0) == []
+    assert run(workers, Work(square), 0) == []
 
 
 def test_units_are_assigned_when_they_are_handed_out() -> None:
@@ -96,7 +97,7 @@ def test_units_are_assigned_when_they_are_handed_out() -> None:
         seen.append(sum(event.kind == DONE for event in done))
         return assigned(unit)
 
-    run(Workers(1, 1, apart=True), Square(), 4, assign, done.append)
+    run(Workers(1, 1, apart=True), Work(square), 4, assign, done.append)
     assert seen == [0, 1, 2, 3]
 
 
@@ -120,7 +121,7 @@ def test_units_may_come_later(workers: Workers, kills: bool) -> None:
                 time.sleep(0.1)
             yield given
 
-    assert sorted(values(run(workers, Square(), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
+    assert sorted(values(run(workers, Work(square), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
 
 
 # ---- kills ----
@@ -131,7 +132,7 @@ def test_units_may_come_later(workers: Workers, kills: bool) -> None:
 )
 def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause: str) -> None:
     """The unit is given to a fresh worker, the crash is reported with its cause, and nothing is lost."""
-    events = run(Workers(2, 1), Deadly(tmp_path, 2, 1, number), 5)
+    events = run(Workers(2, 1), Work(deadly, tmp_path, 2, 1, number, False), 5)
     assert sorted(values(events)) == [0, 1, 2, 3, 4]
     (crash,) = [event for event in events if event.kind == CRASH]
     assert crash.unit == 2 and cause in crash.value
@@ -140,7 +141,7 @@ def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause:
 def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
     """After the second death on the same unit the run ends, naming it, and leaves no process."""
     with pytest.raises(WorkerError, match="Unit 2 ended its worker process 2 times") as caught:
-        run(Workers(2, 1), Deadly(tmp_path, 2, 99), 5)
+        run(Workers(2, 1), Work(deadly, tmp_path, 2, 99, signal.SIGKILL, False), 5)
     assert caught.value.exit_code == 4
     assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 2
@@ -154,17 +155,17 @@ def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
             time.sleep(0.8)
         return assigned(unit)
 
-    assert sorted(values(run(Workers(1, 1, apart=True), DiesAfterwards(tmp_path), 3, assign))) == [0, 1, 2]
+    assert sorted(values(run(Workers(1, 1, apart=True), Work(dies_afterwards, tmp_path), 3, assign))) == [0, 1, 2]
 
 
 @linux
 def test_a_killed_server_ends_the_run(tmp_path: Path) -> None:
     """Its workers end with it; the message says what is safe. So is one that dies while it loads."""
     with pytest.raises(WorkerError, match="Every finished unit is safe") as caught:
-        run(Workers(2, 1), Deadly(tmp_path, 3, 1, server=True), 8)
+        run(Workers(2, 1), Work(deadly, tmp_path, 3, 1, signal.SIGKILL, True), 8)
     assert "The process that starts the workers was killed (signal 9)" in str(caught.value)
     with pytest.raises(WorkerError, match="signal 11"):
-        run(Workers(2, 1), DiesLoading(signal.SIGSEGV), 3)
+        run(Workers(2, 1), FailsLoading("killed"), 3)
 
 
 @linux
@@ -221,16 +222,16 @@ def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path
 def test_our_errors_come_back_as_they_are(workers: Workers, at_start: bool) -> None:
     """An error of ours in a worker is that error here, with its message and exit code; no worker goes on."""
     with pytest.raises(InputError, match=r"corpus\.jsonl:7: not readable"):
-        run(workers, Failing("ours", at_start), 10)
+        run(workers, FailsLoading("ours") if at_start else Work(failing, "ours"), 10)
 
 
 @pytest.mark.parametrize("kind", ["other", "unpicklable"])
 def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
     """A bug in a worker can be found: its type, message and place are in what is raised here."""
     with pytest.raises(RuntimeError) as caught:
-        run(Workers(1, 1, apart=True), Failing(kind), 3)
+        run(Workers(1, 1, apart=True), Work(failing, kind), 3)
     shown = str(caught.value)
-    assert "worker_loads.py" in shown and "in _fail" in shown
+    assert "worker_loads.py" in shown and "in failing" in shown
     assert ("ZeroDivisionError" if kind == "other" else "Unpicklable") in shown
 
 
@@ -279,11 +280,11 @@ def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path:
     told = values(run(Workers(2, 1), Loaded(tmp_path), 4, pool=pool))
     assert {one["parent"] for one in told} == {server}
     assert psutil.Process(server).children() == []
-    assert sorted(values(run(Workers(2, 1), Square(), 6, pool=pool))) == [unit**2 for unit in range(6)]
+    assert sorted(values(run(Workers(2, 1), Work(square), 6, pool=pool))) == [unit**2 for unit in range(6)]
     assert {process.pid for process in workers_left()} == {server}
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    assert sorted(values(run(Workers(2, 1), Square(), 6, pool=pool))) == [unit**2 for unit in range(6)]
+    assert sorted(values(run(Workers(2, 1), Work(square), 6, pool=pool))) == [unit**2 for unit in range(6)]
     pool.close()
 
 
@@ -293,7 +294,7 @@ def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path:
 def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     """What a function keeps does not add up: over the limit, the next unit is for another process."""
     for share, processes in ((70 * MB, 3), (1000 * MB, 1)):
-        pids = values(run(Workers(1, 1, apart=True, worker_bytes=share), Hoarder(60 * MB), 3))
+        pids = values(run(Workers(1, 1, apart=True, worker_bytes=share), Work(hoard, 60 * MB), 3))
         assert len(set(pids)) == processes
 
 
@@ -323,7 +324,7 @@ def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
     pool.expect(["json"])
     before = set(psutil.Process().children())
     assert before
-    run(Workers(1, 1, here=True), Square(), 1, pool=pool)
+    run(Workers(1, 1, here=True), Work(square), 1, pool=pool)
     assert set(psutil.Process().children()) == before
-    run(Workers(1, 1), Square(), 1, pool=pool)
+    run(Workers(1, 1), Work(square), 1, pool=pool)
     assert not before & set(psutil.Process().children())

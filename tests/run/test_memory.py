@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, wait_until, write_corpus, write_lines
+from tests.kit.jobs import TOKENIZER, run_milldam, wait_until, write_corpus, write_lines
 from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
@@ -25,6 +25,14 @@ from milldam.run.tasks import cores
 MB = 10**6
 
 # ---- sizes ----
+
+
+def run_apart(program: str, *arguments: object) -> str:
+    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
+    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
 from tests.kit.ray_clusters import NODE, hands, two_nodes
-from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, recording, values
+from tests.kit.worker_loads import Work, assigned, deadly, hoard, recording, square, values
 
 from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
@@ -53,7 +54,7 @@ def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]
 @pytest.mark.slow
 def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
     """Each unit reports its progress and its part, then is done."""
-    events = run(pool, Square(), 8)
+    events = run(pool, Work(square), 8)
     assert sorted(values(events)) == [unit**2 for unit in range(8)]
     for unit in range(8):
         kinds = [event.kind for event in events if event.unit == unit]
@@ -65,12 +66,12 @@ def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
 @pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit whose process is killed is tried again; one that kills every time ends the run."""
-    events = run(pool, Deadly(tmp_path, 1, times=2), 3)
+    events = run(pool, Work(deadly, tmp_path, 1, 2, signal.SIGKILL, False), 3)
     assert sorted(values(events)) == [0, 1, 2]
     assert sum(event.kind == CRASH for event in events) == 2
     monkeypatch.setattr(ray_cluster, "RETRIES", 1)
     with pytest.raises(WorkerError, match="Unit 1 lost its worker 2 times"):
-        run(pool, Deadly(tmp_path, 1, times=99), 2)
+        run(pool, Work(deadly, tmp_path, 1, 99, signal.SIGKILL, False), 2)
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
 @pytest.mark.slow
 def test_memory_comes_back(pool: Any) -> None:
     """A worker that works apart ends with its unit, and one that holds too much; others go on."""
-    apart = run(pool, Square(), 3, Workers(1, 1, apart=True))
+    apart = run(pool, Work(square), 3, Workers(1, 1, apart=True))
     assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
-    hoards = Counter(values(run(pool, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
+    hoards = Counter(values(run(pool, Work(hoard, 80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
     assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
     ended = {event.pid for event in apart if event.kind == ENDED}
     assert ended == {event.pid for event in apart}
@@ -129,7 +130,7 @@ def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any) -> None:
     hog = ray.remote(_Hog).options(num_cpus=2, scheduling_strategy=there).remote()
     ray.get(hog.ready.remote())
     try:
-        events = run(pool, Square(), 3)
+        events = run(pool, Work(square), 3)
     finally:
         ray.kill(hog)
     assert sorted(values(events)) == [0, 1, 4]
@@ -149,10 +150,10 @@ class _Hog:
 def test_a_node_that_can_not_take_part_is_refused(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not see the output, or can't write there; nothing is left of the check."""
     monkeypatch.setattr(pool, "folder", tmp_path)
-    assert values(run(pool, Square(), 1)) == [0] and list(tmp_path.iterdir()) == []
+    assert values(run(pool, Work(square), 1)) == [0] and list(tmp_path.iterdir()) == []
     monkeypatch.setattr(pool, "folder", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"The node .* can't write to .*/elsewhere"):
-        run(pool, Square(), 1)
+        run(pool, Work(square), 1)
 
 
 @pytest.mark.slow

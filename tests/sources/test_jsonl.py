@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
+from tests.kit.source_reading import TEXT, Result, read, small_blocks
 
-from milldam.sources.batch import TextRules
+from milldam.sources.batch import Reject, TextRules
 
 GOOD = b'{"text": "good"}'
 BAD = {
@@ -46,6 +46,12 @@ ODD = {
     b' {"text": "a"} \t\r': "a",
     '{"é": 1, "text": "é你🙂"}'.encode(): "é你🙂",
 }
+
+
+def line_of(reject: Reject, data: bytes) -> bytes:
+    """The line of the file that a reject points to."""
+    assert reject.line is not None
+    return data[reject.origin :].split(b"\n")[reject.line - 1]
 
 
 def read_lines(folder: Path, data: bytes, rules: TextRules = TEXT, shard_size: int = 1 << 30) -> Result:

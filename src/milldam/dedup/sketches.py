@@ -160,9 +160,11 @@ class Spans:
         wanted, some = None, np.flatnonzero(counts)
         if len(some) and int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size:
             wanted = 4 * self.starts[some], 4 * (self.starts + counts)[some]
-        before = np.cumsum(counts) - counts
-        places = np.repeat(self.starts - before, counts) + np.arange(int(counts.sum()))
-        return mapped(path, "<u4", wanted=wanted)[places]
+        values, found, at = mapped(path, "<u4", wanted=wanted), np.empty(int(counts.sum()), np.uint32), 0
+        for start, count in zip(self.starts.tolist(), counts.tolist(), strict=True):
+            found[at : at + count] = values[start : start + count]
+            at += count
+        return found
 
 
 class SketchRows:

@@ -233,11 +233,7 @@ def wide_enough(dtype: npt.DTypeLike, samples: Samples[object, BatchT]) -> np.dt
 
 
 def differences(was: State, now: State) -> str:
-    """The settings in which a state differs from one's own, in words; empty when there are none.
-
-    >>> differences({"seed": 0, "seq_len": 8}, {"seed": 1, "seq_len": 8})
-    'seed was 0, is 1'
-    """
+    """The settings in which a state differs from one's own, in words; empty when there are none."""
     names = [name for name in was | now if was.get(name) != now.get(name)]
     return "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
 
@@ -261,9 +257,6 @@ def _checked_state(state: State, own: State) -> _State:
         )
     mine: _State = checked(_State, own, STATE_NAME)
     was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (loaded, mine))
-    # Of another kind of samples all the rest differs, too.
-    if was.get("kind") != now.get("kind"):
-        was, now = ({"kind": settings.get("kind")} for settings in (was, now))
     if changed := differences(was, now):
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return loaded
@@ -297,7 +290,7 @@ class Work(Generic[BatchT]):
         steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
         if any(reader.announces for reader in self.samples._readers):
             window = self.order.window(place)
-            steps = self._announced(steps) if window is None else self._announced_windows(steps, window)
+            steps = self._announced_windows(steps, window) if window[0] < window[1] else self._announced(steps)
         for step in steps:
             # Nothing here may hold a batch while its user has it: its arrays could not be used again.
             yield self._read(step), step.behind
@@ -352,11 +345,6 @@ class Work(Generic[BatchT]):
         """The same steps. The window that comes next is announced part by part while one is read, and the one before it
         given back."""
 
-        def window_behind(place: int) -> int:
-            following = self.order.window(place)
-            assert following is not None
-            return following[1]
-
         def tell(name: str, first: int, stop: int) -> None:
             for place in range(first, stop, _PLACES_AT_ONCE):
                 numbers = self.order.stored(np.arange(place, min(place + _PLACES_AT_ONCE, stop)))
@@ -364,7 +352,7 @@ class Work(Generic[BatchT]):
                     getattr(reader, name)(starts, lengths)
 
         (begin, end), announced = window, window[1]
-        next_end = window_behind(end)
+        next_end = self.order.window(end)[1]
         tell("announce", begin, end)
         for step in steps:
             yield step
@@ -374,7 +362,7 @@ class Work(Generic[BatchT]):
                 announced = due
             if step.behind >= end:
                 tell("release", begin, end)
-                begin, end, next_end = end, next_end, window_behind(next_end)
+                begin, end, next_end = end, next_end, self.order.window(next_end)[1]
 
 
 class Spare(Generic[BatchT]):

@@ -4,14 +4,8 @@ Labels are as HF has them: `labels[t]` is `input_ids[t]` where that token is tra
 themselves; form="shifted": the token behind, for loops that do not shift. Of data that does not say what is trained on
 (text) all is. A batch is some three dozen numpy calls. Holds the batch, and 8 bytes for each document that is left out.
 
-A batch of conversations is a dict. Each of these is (rows, tokens of the longest):
-
-input_ids        tokens, then the data's pad id
-attention_mask   1, on padding 0
-labels           see above; -100 on padding
-
-And of each row: `document_ids`, the number of the document, and `label`, where documents have one (KTO).
-A batch of pairs: see `Pairs`.
+A batch of conversations is a dict: `input_ids`, `attention_mask` and `labels`, (rows, tokens of the longest), padded by
+the data's pad id, 0 and -100; `document_ids`, and `label`, where documents have one (KTO). Of pairs: see `store.pairs`.
 """
 
 from __future__ import annotations
@@ -266,11 +260,7 @@ class Conversations(WholeDocuments):
 
 
 class Pairs(WholeDocuments):
-    """Preference pairs: `pairs[k]`, `len(pairs)`, `pairs.batches(16)`.
-
-    A pair is {"prompt_ids", "chosen_ids", "rejected_ids"}, as TRL's DPOTrainer has it after tokenization. A batch of n
-    pairs is what its collator makes of them: `input_ids`, `attention_mask` and `completion_mask`, each (2n, tokens of
-    the longest), the chosen ones in the first half; and `document_ids` (2n,).
+    """Preference pairs: `pairs[k]`, `len(pairs)`, `pairs.batches(16)`; see `store.pairs`.
 
     The prompt ends where the first trained stretch begins that is not the same in both: earlier turns of the assistant,
     which both share, belong to it. `completion_mask` is 1 where tokens behind it are trained on.

@@ -15,13 +15,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, ResourceError
+from milldam.errors import ConfigError
 from milldam.loader.conversations import WholeDocuments
 from milldam.loader.mixing import Sources, groups, read_by_source
 from milldam.loader.order import Shuffle
@@ -38,8 +37,7 @@ from milldam.stores.tokens.reader import require_split
 log = logging.getLogger("milldam")
 _USUAL_TOKENS = 1024
 """Of a document, before the first was seen."""
-_INDEX_BITS, _GROUP_BITS = 36, 20
-_OPEN_GROUPS = 8
+_INDEX_BITS, _OPEN_GROUPS = 36, 8
 
 
 class Feed(Cuttable):
@@ -88,9 +86,7 @@ class Feed(Cuttable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _cut(self, kind: type[Any], rules: Any, split: str | None, read: Way) -> FeedSamples[Any, Any]:
@@ -184,9 +180,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def __reduce__(self) -> tuple[Any, ...]:
         return FeedSamples, self._made_from
 
-    def __repr__(self) -> str:
-        return f"FeedSamples({self.name}: {self._kind._kind} of {self.units:,} units)"
-
     # ---- for code that makes batches ----
 
     def _order(self, shuffle: Shuffle, seed: int) -> UnitOrder:
@@ -202,7 +195,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     @property
     def _numbered(self) -> int:
-        return 1 << (_INDEX_BITS + _GROUP_BITS)
+        return 1 << 56
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         serials, inside = numbers >> _INDEX_BITS, numbers & ((1 << _INDEX_BITS) - 1)
@@ -219,8 +212,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
         """The number of the first sample of a group."""
         with self._lock:
             if key not in self._serials:
-                if len(self._keys) >> _GROUP_BITS:
-                    raise ResourceError(f"{self.name}: more than {len(self._keys):,} groups of units. Open it again.")
                 self._serials[key] = len(self._keys)
                 self._keys.append(key)
             return self._serials[key] << _INDEX_BITS

@@ -90,10 +90,7 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
     if all(isinstance(source, Cuttable | Mixture) for source in opened):
         return Mixture(opened, shares, stop)
     kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in opened))
-    raise ConfigError(
-        f"mix: got {kinds}. Use stores, parts of stores and paths, or else samples such as store.windows(1024); "
-        "not both, and nothing else."
-    )
+    raise ConfigError(f"mix: got {kinds}. Use stores, parts and paths, or else samples such as store.windows(1024).")
 
 
 class Mixture:
@@ -211,7 +208,12 @@ class Sources:
         if all(part.losses is None for part in parts):
             return RowPieces(table, counts)
         shifted = self.sources[0].rules.form == "shifted"
-        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
+        # Text is trained on as a whole.
+        losses = []
+        for part in parts:
+            _, lengths, documents, goes_on = part.table.T
+            reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
+            losses.append(part.losses or Losses.everywhere(reach, shifted=shifted))
         which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
         begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
         return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
@@ -229,13 +231,6 @@ def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
     """The numbers of what rows have, row after row in an order, and how many each row has then."""
     firsts = counts.cumsum() - counts
     return ranges(firsts[order], counts[order]), counts[order]
-
-
-def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
-    """Losses of pieces that are trained on as a whole."""
-    _, lengths, documents, goes_on = table.T
-    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
-    return Losses.everywhere(reach, shifted=shifted)
 
 
 def read_by_source(
@@ -320,9 +315,7 @@ class MixedSamples(Sources, Samples[SampleT, BatchT]):
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
-        common = np.result_type(*(source.token_dtype for source in self.sources))
-        # Of uint64 and int64 numpy makes floats.
-        return common if common.kind in "iu" else np.dtype(np.int64)
+        return np.result_type(*(source.token_dtype for source in self.sources))
 
     @cached_property
     def epoch_samples(self) -> int:

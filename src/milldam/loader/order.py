@@ -42,9 +42,9 @@ class Order(ABC):
     def numbers(self, places: Int64s) -> Int64s:
         """Numbers of the samples at ascending places."""
 
-    def window(self, place: int) -> tuple[int, int] | None:
-        """[begin, end): the places around one whose samples are shuffled among themselves; None: there are none."""
-        return None
+    def window(self, place: int) -> tuple[int, int]:
+        """[begin, end): the places around one whose samples are shuffled among themselves; empty: there are none."""
+        return place, place
 
     def stored(self, places: Int64s) -> Int64s:
         """Numbers of the samples of windows in the order in which they are stored."""
@@ -89,9 +89,7 @@ def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> 
         return InSequence(samples)
     if shuffle == "block":
         return BlockShuffled(samples, seed, max(1, BLOCK_BYTES // sample_bytes))
-    if shuffle == "shard":
-        raise ConfigError('shuffle: "shard" is for windows and rows of tokens; use True, "block" or False.')
-    raise ConfigError(f'shuffle: {shuffle!r}; use True, "block", "shard" or False.')
+    raise ConfigError(f'shuffle: {shuffle!r}; use True, "block" or False; "shard" for windows and rows of tokens.')
 
 
 def by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]) -> Int64s:

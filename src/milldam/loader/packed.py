@@ -457,11 +457,8 @@ def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
     for outdated in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
         if outdated != path:
             outdated.unlink(missing_ok=True)
-    index = _map(path)
-    if index is None:
-        raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
-    log.info("%s: %d rows in %.1f s: %s", stream.name, len(index.documents) - 1, perf_counter() - begun, path)
-    return index
+    log.info("%s: made in %.1f s: %s", stream.name, perf_counter() - begun, path)
+    return Index.map(path)
 
 
 def _pieces(stream: TokenStream, rules: RowRules) -> Iterator[Int64s]:

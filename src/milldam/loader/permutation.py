@@ -25,11 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(*parts: int) -> int:
-    """A 64-bit key made of several numbers.
-
-    >>> mix(0, 1) == mix(0, 1), mix(0, 1) == mix(1, 0)
-    (True, False)
-    """
+    """A 64-bit key made of several numbers, which their order is part of."""
     state = 0
     for part in parts:
         state = (state + _GOLDEN + (part & _MASK)) & _MASK
@@ -60,7 +56,9 @@ class Permutation:
     def __init__(self, n: int, key: int) -> None:
         self.n = n
         self._keys = [mix(key, round) for round in range(_ROUNDS)]
-        self._table = _table(n, self._keys[0]) if n < SMALL else None
+        self._table: Int64s | None = None
+        if n < SMALL:
+            self._table = np.argsort(hashed(np.arange(n, dtype=np.uint64), self._keys[0]), kind="stable")
         root = math.isqrt(max(n, 1) - 1) + 1
         self._left, self._right = root, -(-n // root)
 
@@ -93,7 +91,3 @@ def _add(half: UInt64s, hash: UInt64s, size: int) -> UInt64s:
     hash += half
     hash -= np.uint64(size) * (hash >= size)
     return hash
-
-
-def _table(n: int, key: int) -> Int64s:
-    return np.argsort(hashed(np.arange(n, dtype=np.uint64), key), kind="stable")

@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from milldam.errors import StoreError
 from milldam.loader.permutation import Int64s
@@ -148,7 +149,7 @@ def fits_memory(stream: TokenStream) -> bool:
     """Whether a stream is to be mapped."""
     if not _CAN_MAP or len(stream.files) > MOST_MAPPINGS or not _aligned(stream):
         return False
-    return stream.size_bytes <= available_bytes()[0] // 2
+    return stream.tokens * stream.dtype.itemsize <= available_bytes()[0] // 2
 
 
 def _aligned(stream: TokenStream) -> bool:
@@ -201,10 +202,9 @@ class MappedReader(Reader):
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
         self.tokens: TokenArray = np.frombuffer(self._space, stream.dtype)
         """The whole stretch, what lies between files included: see `places`."""
-        self._windows: dict[int, TokenArray] = {}
 
     def look_up(self, starts: Int64s, length: int) -> ReadRows:
-        places, windows = self.places(starts, length), self._windows_of(length)
+        places, windows = self.places(starts, length), sliding_window_view(self.tokens, length)
         in_two = places < 0
         if not in_two.any():
             return lambda part: windows[places[part]]
@@ -236,17 +236,6 @@ class MappedReader(Reader):
             place = int(self._layout.begins[file] + self._shifts[file]) + token
             parts.append(self.tokens[place : place + length])
         return np.concatenate(parts)
-
-    def _windows_of(self, length: int) -> TokenArray:
-        """The space as rows that begin at every token: an array of strides, no copy."""
-        windows = self._windows.get(length)
-        if windows is None:
-            width = self.dtype.itemsize
-            count = len(self.tokens) - length + 1
-            windows = np.ndarray((count, length), self.dtype, self._space, 0, (width, width))
-            windows.flags.writeable = False
-            self._windows[length] = windows
-        return windows
 
 
 def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int64s]:

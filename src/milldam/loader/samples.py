@@ -245,25 +245,23 @@ class TooLongDocuments:
     documents: int = 0
     tokens: int = 0
     """All tokens of them."""
-    longest: int = 0
     of_documents: int = 0
     """How many documents there are."""
 
     @classmethod
     def count(cls, lengths: Iterable[Int64s], most: int) -> TooLongDocuments:
-        count, tokens, longest, total = 0, 0, 0, 0
+        count, tokens, total = 0, 0, 0
         for some in lengths:
             long = some[some > most]
             count, tokens, total = count + len(long), tokens + int(long.sum()), total + len(some)
-            longest = max(longest, int(long.max(initial=0)))
-        return cls(count, tokens, longest, total)
+        return cls(count, tokens, total)
 
     def message(self, limit: str, most: int, too_long: str) -> str:
         """A sentence about them, with the ways out. `limit`: the setting that says how long is too long."""
         became = {"drop": "left out", "cut": "cut there", "split": "split"}[too_long]
         return (
             f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are {became} "
-            f"({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or another too_long."
+            f"({self.tokens:,} tokens). Use a larger {limit}, or another too_long."
         )
 
 

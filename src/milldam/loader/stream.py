@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from milldam.errors import ConfigError
 from milldam.stores.place import Origin
 
 
@@ -60,10 +59,6 @@ class TokenStream:
         return self.stop - self.first
 
     @property
-    def size_bytes(self) -> int:
-        return self.tokens * self.dtype.itemsize
-
-    @property
     def fits_cache(self) -> bool:
         """Whether all files that it is made of can lie on this machine at once."""
         if self.origin is None:
@@ -100,6 +95,4 @@ class TokenStream:
 
     def part(self, first: int, stop: int) -> TokenStream:
         """The tokens [first, stop) of this stretch."""
-        if not 0 <= first <= stop <= self.tokens:
-            raise ConfigError(f"{self.name}: tokens {first:,} to {stop:,} of {self.tokens:,}.")
         return replace(self, first=self.first + first, stop=self.first + stop)

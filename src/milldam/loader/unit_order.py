@@ -149,9 +149,9 @@ class UnitOrder(Order):
         order = Shuffled(group.samples, key) if self._shuffled else InSequence(group.samples)
         samples = self._feed.open_group(group.parts).sources[0]
         length_groups = getattr(samples.rules, "length_groups", None)
-        return (
-            order if length_groups is None else LengthGrouped(order, group.samples, key, length_groups, samples.longest)
-        )
+        if length_groups is not None:
+            return LengthGrouped(order, group.samples, key, length_groups, samples.longest)
+        return order
 
     def _samples_in(self, parts: Key) -> int:
         return int(self._feed.open_group(parts).begins[-1]) if parts else 0

@@ -267,10 +267,6 @@ class Trainable(Cuttable):
 
         Of conversations each is in one part as a whole, and so are both of a pair: borders are moved back to where a
         conversation begins.
-
-        >>> store.split(train=0.9, val=...)
-        {'train': Part(corpus.milldam, train: tokens 0 to 21,475),
-         'val': Part(corpus.milldam, val: tokens 21,475 to 23,862)}
         """
         stream = self.stream()
         sizes = _sizes(parts, stream.tokens, stream.name)
@@ -302,9 +298,6 @@ class Part(Trainable):
         whole, name, first, stop = self._made_from
         part = whole.stream().part(first, stop)
         return replace(part, name=f"{part.name} ({name})")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Part, self._made_from
 
     def __repr__(self) -> str:
         whole, name, first, stop = self._made_from

@@ -98,8 +98,8 @@ class Judge:
 
     def __init__(self, load: TokenizeLoad, rules: SetRules, unit: Unit) -> None:
         self._load, self._set, self._share = load, rules, rules.share(unit.copy)
-        self._whole_split = None if rules.split is None or load.staged else load.splits.index(rules.split)
-        self._filters = _filters(load.filters) if rules.split is None else None
+        self._whole_split = None if rules.split is None or load.config.counts_tokens else load.splits.index(rules.split)
+        self._filters = _filters(load.config.filters) if rules.split is None else None
         self._seen = None if load.seen is None or rules.split is not None else load.seen.open()
         self._drops: dict[str, DropSet] = {}
         """By stage."""
@@ -124,9 +124,9 @@ class Judge:
             batch = batch.narrow(verdicts, stage)
         if self._share < 1:
             verdicts = Verdicts(len(batch.rows))
-            verdicts.drop(~below(content_keys(batch.texts, self._load.seed, SAMPLE), self._share), NOT_SAMPLED)
+            verdicts.drop(~below(content_keys(batch.texts, self._load.config.seed, SAMPLE), self._share), NOT_SAMPLED)
             batch = batch.narrow(verdicts, "sample")
-        if self._filters is not None and self._load.filters.on_text and not in_pieces:
+        if self._filters is not None and self._load.config.filters.on_text and not in_pieces:
             verdicts = Verdicts(len(batch.rows))
             self._filters.judge(batch.texts, verdicts)
             batch = batch.narrow(verdicts, "filter")
@@ -143,12 +143,13 @@ class Judge:
 
     def describe(self, batch: Batch) -> Batch:
         """The split and the facts of each document."""
-        load, shares = self._load, self._load.shares if self._whole_split is None else {}
+        config = self._load.config
+        shares = config.split_shares if self._whole_split is None else {}
         by_prompt = self._set.chat is not None and self._set.chat.group_by_prompt and batch.prompts is not None
         keys, splits = np.zeros(len(batch.texts), np.uint64), np.full(len(batch.texts), self._whole_split or 0)
-        if load.staged or shares:
-            keys = content_keys(batch.prompts if by_prompt else batch.texts, load.seed, SPLIT)
-        if shares and not load.staged:
+        if config.counts_tokens or shares:
+            keys = content_keys(batch.prompts if by_prompt else batch.texts, config.seed, SPLIT)
+        if shares and not config.counts_tokens:
             splits = split_numbers(keys, shares)
         texts, each = batch.texts, 1
         if batch.sides is not None:

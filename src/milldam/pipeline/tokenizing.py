@@ -9,18 +9,18 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from milldam.config.settings import Config
 from milldam.errors import InputError
 from milldam.memory import held_bytes, release
 from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_documents
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
-from milldam.rules import CleanRules, FilterRules
 from milldam.run.budget import BATCHES_BYTES
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
@@ -45,9 +45,8 @@ class TokenizeLoad:
     """The settings of every worker; it pickles."""
 
     out: Path
+    config: Config
     sets: tuple[SetRules, ...]
-    # ---- what is done to the documents between reading and writing ----
-    clean: CleanRules | None = None
     drops: Path | None = None
     """Folder of the drop files; None: there was no first pass."""
     seen: PinnedIndex | None = None
@@ -56,18 +55,9 @@ class TokenizeLoad:
     """Ids of the runs of the index, in the order in which they are numbered."""
     shown: tuple[Place, ...] = ()
     """Documents whose texts are set aside beside the drop sets, to be looked at."""
-    filters: FilterRules = field(default_factory=FilterRules)
-    shares: dict[str, float] = field(default_factory=dict)
-    """Splits beside train."""
-    staged: bool = False
-    """Splits are settled later, by tokens."""
-    seed: int = 0
-    write_dropped: bool = False
-    # ---- encoding ----
     encoder: str
     differing: Ranges
     """Characters whose texts are encoded by HF tokenizers."""
-    plain_specials: bool
     special: SpecialTokens
     dtype: str
     shard_size: int
@@ -81,19 +71,19 @@ class TokenizeLoad:
     def splits(self) -> tuple[str, ...]:
         """Their names by number."""
         whole = dict.fromkeys(one.split for one in self.sets if one.split is not None)
-        return (STAGED,) if self.staged else ("train", *self.shares, *whole)
+        return (STAGED,) if self.config.counts_tokens else ("train", *self.config.split_shares, *whole)
 
     def load(self) -> Make:
         text = (self.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = Encoder(
             self.encoder,
             text,
-            plain_specials=self.plain_specials,
+            plain_specials=self.config.tokenizer_rules.special_text == "plain",
             threads=self.threads,
             differing=self.differing,
         )
         finder = None
-        preload_rules(self.filters, self.clean)
+        preload_rules(self.config.filters, self.config.clean_rules)
         if self.seen is not None:
             self.seen.open()  # what it imports is there before workers are forked
         if any(one.chat is not None for one in self.sets):
@@ -121,7 +111,7 @@ class TokenizeLoad:
             rows = assigned.facts["rows"]
             # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
             reading: dict[str, Any] = {"rows": rows, "skip_batches": skip}
-            batches = read_documents(unit, rules, self.clean, ahead=self.threads > 1, **reading)
+            batches = read_documents(unit, rules, self.config.clean_rules, ahead=self.threads > 1, **reading)
         with UnitSink(self, assigned, judge.explain) as sink:
             read = 0
             progress.lap()

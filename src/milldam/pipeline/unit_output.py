@@ -91,7 +91,7 @@ class UnitSink:
         name, folder = f"{self._assigned.key}-{self._part:05d}", self._load.out / RUN_FOLDER
         self._shards = SplitShards(self._load.out, name, self._load.splits, self._load.dtype)
         self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
-        self._dropped = DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.write_dropped else None
+        self._dropped = DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.config.write_dropped else None
         self._counts, self._lost, self._read = Counter[str](), dict[str, Counter[str]](), 0
         """Of this part: what is counted on the way; documents dropped, by stage and reason; documents read."""
 

@@ -48,7 +48,7 @@ from milldam.files import (
     write_file,
     write_sealed,
 )
-from milldam.run.records import RECORDS, forget_records, read_records
+from milldam.run.records import RECORDS, forget_records
 from milldam.run.units import Identity, InputList, UnitList
 from milldam.stores.kinds import KINDS, Kind, store_kind
 
@@ -168,8 +168,9 @@ class RunFolder:
         before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED
-        recorded = (next(read_records(self.folder, path.name), None) for path in self.folder.glob("*.jsonl"))
-        if not (self.out / self.kind.manifest).exists() and not any(recorded):
+        plans = (self.inputs.path.name, self.inputs.new.name, "units.jsonl")
+        results = (path for path in self.folder.glob("*.jsonl") if path.name not in plans)
+        if not (self.out / self.kind.manifest).exists() and not any(path.stat().st_size for path in results):
             return NEW
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))

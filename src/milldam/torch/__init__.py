@@ -229,24 +229,16 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned knows nothing of torch.distributed.
-        ranks = _ranks_of_torch() if self._ranks is None and _distributed() else self._ranks
-        return self.__dict__ | {"_ranks": ranks}
+        return self.__dict__ | {"_ranks": self._ranks or _ranks_of_torch()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.
         self.__dict__ = state | {"_shared": state["_shared"].share_memory_()}
 
-    def __repr__(self) -> str:
-        return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
-
-
-def _distributed() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
-
 
 def _ranks_of_torch() -> tuple[int, int]:
     """This process's rank, of how many."""
-    if _distributed():
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # Every rank would train on all of the data, and nobody would notice.

@@ -29,8 +29,6 @@ class Tokens:
     """Tokens of each piece in `flat`."""
     open: bool = False
     """The last piece is not the end of its document: the next batch goes on with it."""
-    positions: Int64s | None = None
-    """Which of the texts that were encoded each piece comes from."""
     spans: Spans | None = None
     """The trained stretches of each document; none is open then."""
 
@@ -46,9 +44,8 @@ class Tokens:
         """The pieces of a mask."""
         if keep.all():
             return self
-        positions = None if self.positions is None else self.positions[keep]
         spans = None if self.spans is None else self.spans.only(keep)
-        return Tokens(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep], self.open, positions, spans)
+        return Tokens(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep], self.open, spans)
 
 
 class ShardWriter:

@@ -128,7 +128,7 @@ def test_megatron_reads_all_documents_of_all_shards(
         ("npy", "out.npy", {"shard_size": "0MB"}, "shard_size"),
         ("hf", "out", {"seq_len": 0}, "must be at least 1"),
         ("hf", "store", {}, "is the store itself"),
-        ("hf", "..", {"seq_len": 4}, "no name"),
+        ("hf", "..", {"seq_len": 4}, "name what is to be made"),
     ],
 )
 def test_what_can_not_be_written_is_refused_before_anything_is_made(

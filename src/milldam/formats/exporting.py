@@ -292,9 +292,10 @@ def _chosen_parts(format: Format, store: Store, out: Path, settings: ExportSetti
     to, seq_len = settings.to, settings.seq_len
     if seq_len is not None and not format.seq_len:
         raise ConfigError(f"{to}: ", Setting("seq_len"), " does not apply to this format. Leave it out.")
-    itself = store.place.folder is not None and out.resolve() == store.place.folder.resolve()
-    if itself or out.name in ("", ".."):
-        raise ConfigError(f"{out}: {'is the store itself' if itself else 'no name'}. Name another, such as {to}-data.")
+    if out.name in ("", ".."):
+        raise ConfigError(f"{out}: name what is to be made, such as {to}-data.")
+    if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
+        raise ConfigError(f"{out}: is the store itself. Choose another place.")
     chosen = store if settings.split is None else store.named_part(settings.split)
     if not format.splits:
         chosen.stream()  # which refuses several splits where one must be named

@@ -20,7 +20,6 @@ from milldam import files
 from milldam.errors import ResourceError
 from milldam.files import (
     NewFile,
-    commit_together,
     hash_bytes,
     remove_temporaries,
     stays_in_folder,
@@ -63,29 +62,6 @@ def test_an_older_file_stays_until_the_commit(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     write_file(path, b"new")
     assert path.read_bytes() == b"new"
-
-
-def test_files_of_a_shard_are_committed_together(tmp_path: Path) -> None:
-    """Both have their names and whole contents, however many megabytes the system was asked to begin with."""
-    content = np.arange(5_000_000, dtype=np.uint16).data.cast("B")
-    with NewFile(tmp_path / "new.bin") as tokens, NewFile(tmp_path / "new.idx") as index:
-        for start in range(0, len(content), 1 << 20):
-            tokens.write(content[start : start + (1 << 20)])
-        index.write(b"index")
-        records = commit_together({"a.bin": tokens, "a.idx": index})
-    assert (tmp_path / "a.bin").read_bytes() == content
-    assert (tmp_path / "a.idx").read_bytes() == b"index"
-    assert {name: record["bytes"] for name, record in records.items()} == {"a.bin": 10_000_000, "a.idx": 5}
-    assert records["a.bin"]["xxh3"] == xxhash.xxh3_128(content).hexdigest()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.bin", "a.idx"]
-
-
-def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
-    """Leaving without a commit leaves nothing, under any name."""
-    with NewFile(tmp_path / "a.bin") as new:
-        new.write(b"x")
-        assert len(list(tmp_path.iterdir())) == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:

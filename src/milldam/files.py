@@ -25,7 +25,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import xxhash
@@ -42,14 +41,13 @@ _ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
 
 
 class NewFile(io.RawIOBase):
-    """A file that appears under its name only when it is committed.
+    """A file that appears under its name only when it is committed; left without a commit, it is removed.
 
     with NewFile(path) as new:
         new.write(b"...")
         record = new.commit()     # {"bytes": 3, "xxh3": "..."}
 
-    Left without a commit, it is removed. pyarrow and others write to it, from begin to end; their closing it commits
-    nothing.
+    pyarrow and others write to it too; their closing it commits nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,9 +108,7 @@ class NewFile(io.RawIOBase):
     def __enter__(self) -> NewFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.discard()
 
 

@@ -47,12 +47,8 @@ def shorten(text: object, characters: int = 60) -> str:
     return whole if len(whole) <= characters else whole[: characters - 1] + "…"
 
 
-Facts = tuple[str, Iterable[tuple[object, object]]]
-"""A name, and rows of what is known of it."""
-
-
-def in_notebook(facts: Callable[[Any], Facts]) -> Callable[[Any], str]:
-    """A `_repr_html_`, by which notebooks show an object: its facts as a table.
+def in_notebook(facts: Callable[[Any], tuple[str, Iterable[tuple[object, object]]]]) -> Callable[[Any], str]:
+    """A `_repr_html_`, by which notebooks show an object: its name and facts as a table.
 
     >>> in_notebook(lambda store: ("a <b>", [("tokens", 12)]))(None)
     '<table><caption>a &lt;b&gt;</caption><tr><th>tokens</th><td>12</td></tr></table>'

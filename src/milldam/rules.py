@@ -87,9 +87,10 @@ class OneOrMore:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_before_validator_function(
-            lambda value: value if isinstance(value, list | tuple) else [value], handler(source)
-        )
+        return core_schema.no_info_before_validator_function(self.as_list, handler(source))
+
+    def as_list(self, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else [value]
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
         array = handler(schema)

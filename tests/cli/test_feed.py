@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, run_milldam, write_corpus
+from tests.kit.jobs import TOKENIZER, invoke, write_corpus
 from tests.kit.token_stores import write_store
 
 
@@ -32,7 +32,6 @@ def figures_of(folder: Path, *arguments: object) -> dict[str, Any]:
     [
         ([], {"view": "windows", "shuffle": "full", "samples": 125, "batches": 32}),
         (["--shuffle", "block"], {"shuffle": "block", "samples": 125}),
-        (["--shuffle", "none"], {"shuffle": "none", "samples": 125}),
         (["--read", "pread"], {"samples": 125}),
         (["--packed", "wrapped"], {"view": "wrapped", "samples": 125}),
         (["--packed", "best_fit"], {"view": "best_fit"}),
@@ -95,13 +94,6 @@ def test_no_imports_are_measured(folder: Path, arguments: list[str]) -> None:
     options = ["feed", str(folder), "--seq-len", "16", "--batch-size", "4", *arguments]
     done = subprocess.run([sys.executable, "-c", IMPORTS, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_fresh_process_takes_little_memory(folder: Path) -> None:
-    """From opening to the last batch, a few megabytes on top of the imports."""
-    options = ["--seq-len", 16, "--batch-size", 4, "--epochs", 200, "--json"]
-    figures = json.loads(run_milldam("feed", folder, *options).stdout)
-    assert figures["anonymous_bytes"] < 20_000_000
 
 
 def test_text_is_fed_while_its_tokens_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,11 +96,9 @@ def test_options_are_read_as_they_are_meant() -> None:
     ("options", "message"),
     [
         ({"cups": 0}, "<cups>: must be at least 1."),
-        ({"cups": 1.5}, "<cups>: must be a whole number, not 1.5."),
         ({"cups": 7}, "<cups>: 7 are too many for <kind>."),
         ({"kind": "blak"}, '<kind>: must be green or black, not "blak". Did you mean "black"?'),
         ({"pot": "10B"}, "<pot>: must be at least 1 KB."),
-        ({"pot": 10**7}, "<pot>: must be at most 1 MB."),
         ({"pot": "much"}, '<pot>: "much" is not a size. Write it as 512MB, 2GB or 1.5GiB.'),
         ({"name": ""}, "<name>: is empty."),
         ({"leaves": ["a", 1.5, {}]}, "<leaves.2>: must be a text, not a block of keys."),
@@ -153,17 +151,13 @@ UNSHOWN = ("words", "__pydantic_config__")
     ("line", "key", "value"),
     [
         ("", "limit", None),
-        ("limit: 100_000", "limit", 100_000),
         ("limit: 1e6", "limit", 1_000_000),
         ("limit: 010", "limit", 10),
-        ("limit: null", "limit", None),
         ("splits: {val: 1e-3}", "splits", {"val": 0.001}),
         ("splits: {on: .5}", "splits", {"on": 0.5}),
-        ("memory: 512MB", "memory", "512MB"),
         ("memory: 1_000_000_000", "memory", 10**9),
         ("strict: yes", "strict", True),
         ("clean: off", "clean", "off"),
-        ("clean: default", "clean", CleanRules()),
         ("dedup: off", "dedup", OFF),
         ("dedup: near", "dedup", DedupRules(near=NearRules())),
         ("dedup: {method: off, near: {}}", "dedup", DedupRules(method="off", near=NearRules())),
@@ -212,32 +206,21 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
     [
         ("dedup:\n  normalise: yes", 'config.yaml:5: dedup.normalise: no such key. Did you mean "normalize"?'),
         ("dedup:\n  treshold: 1", 'config.yaml:5: dedup.treshold: no such key. Did you mean "threshold" under dedup.n'),
-        ("weight: 2", 'config.yaml:4: weight: no such key. Did you mean "weight" under datasets?'),
-        ("split: {val: 1}", 'config.yaml:4: split: no such key. Did you mean "splits"?'),
         ("num_workers: 2", 'config.yaml:4: num_workers: no such key. Did you mean "workers"?'),
-        ("validation: {path: x, split_: y}", 'config.yaml:4: validation.split_: no such key. Did you mean "split"?'),
-        ("clean: {sed: 2}", 'config.yaml:4: clean.sed: no such key. Did you mean "seed" at the top level?'),
         ("dedup: exct", 'config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not "exct". Did'),
-        ("invalid_utf8: x", 'config.yaml:4: invalid_utf8: must be drop, reject or replace, not "x".'),
         ("seed: 1.5", "config.yaml:4: seed: must be a whole number, not 1.5."),
-        ("seed: 1:30", 'config.yaml:4: seed: must be a whole number, not "1:30".'),
         ("seed: on", "config.yaml:4: seed: must be a whole number, not \"on\"."),
         ("strict: maybe", 'config.yaml:4: strict: must be true or false, not "maybe".'),
-        ("filters: [1]", "config.yaml:4: filters: must be a block of keys, not a list."),
         ("splits: {val: .nan}", 'config.yaml:4: splits.val: must be a number, not ".nan".'),
         ("validation:\n- path: a\n-", "config.yaml:6: validation.1: must be a text or a block of keys, not empty."),
         ("validation:\n  split: a", "config.yaml:4: validation: the key path is missing."),
-        ("filters: {language: on}", 'config.yaml:4: filters.language: must be a block of keys, not "on".'),
         ("dedup: null", "config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not empty."),
         ("clean:\n  strip: on\n  strip: off", "config.yaml:6: strip: given twice."),
         ("seed: !!python/name:os.system 1", "config.yaml:4: not valid YAML: could not determine a constructor"),
-        ("filters: {min_tokens: -1}", "config.yaml:4: filters.min_tokens: must be at least 0."),
         ("filters:\n  c4: {max_word_length: 0}", "config.yaml:5: filters.c4.max_word_length: must be more than 0."),
         ("filters:\n  c4: maybe", 'config.yaml:5: filters.c4: must be true or false or a block of keys, not "maybe".'),
-        ("splits: {val: 3}", "config.yaml:4: splits.val: 3.0 is not a share"),
         ("limit: 0", "config.yaml:4: limit: must be at least 1."),
         ("validation: {path: x, weight: 0}", "config.yaml:4: validation.weight: must be at least 1e-09."),
-        ("seed: 1\nmemory: 5XB", 'config.yaml:5: memory: "5XB" is not a size.'),
         ("packing: wrapped", "config.yaml:4: packing: needs seq_len"),
     ],
 )  # fmt: skip
@@ -251,21 +234,15 @@ def test_a_mistake_is_reported_with_its_place(complaint: Callable[..., str], tex
     ("text", "message"),
     [
         ("", "config.yaml: empty. A configuration needs at least:\n  datasets: corpus.jsonl\n"),
-        ("# only a comment\n", "config.yaml: empty."),
         ("- a", "config.yaml: keys are wanted."),
-        ("corpus.jsonl", "config.yaml: keys are wanted."),
-        ("out: o\n\tseed: 1", "config.yaml:2: not valid YAML: "),
         ("out: a: b", "config.yaml:1: not valid YAML: mapping values are not allowed here."),
         ("datasets: *.jsonl", "config.yaml:1: not valid YAML: while scanning an alias"),
-        ("datasets: *gone", "config.yaml:1: not valid YAML: found undefined alias 'gone'."),
         ("a: 1\n---\nb: 2", "config.yaml:2: not valid YAML: expected a single document"),
-        ("a: [1,\n2", "config.yaml:2: not valid YAML: while parsing a flow sequence"),
         ("a: 1\nb: \x07", "config.yaml: not valid YAML: unacceptable character #x0007"),
         ("[" * 900, "config.yaml: not valid YAML: maximum recursion depth exceeded"),
         ("a: &a [*a]", "config.yaml: too large or nested too deep for a configuration."),
         ("? [a]\n: 1", "config.yaml:1: a key must be a word."),
         ("seed: 1", "config.yaml: datasets, tokenizer and out are missing. A configuration needs at least:\n"),
-        ("datasets: a\ntokenizer: b", "config.yaml: out is missing. A configuration needs at least:\n"),
         (  # aliases that multiply do not fill the memory
             "a0: &a0 [x]\n" + "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 9)),
             "config.yaml: too large or nested too deep for a configuration.",
@@ -325,12 +302,6 @@ def test_overrides_win_over_the_file(load: Load, override: str, key: str, value:
     assert getattr(load(BASE, override), key) == value
 
 
-def test_overrides_reach_into_empty_blocks(load: Load) -> None:
-    """A key without a value is a block with its defaults."""
-    config = load(BASE + "filters:\ndedup: null", "filters.min_tokens=5", "dedup.normalize=yes")
-    assert (config.filters, config.dedup) == (FilterRules(min_tokens=5), DedupRules(normalize=True))
-
-
 def test_overrides_reach_into_short_forms(load: Load) -> None:
     """A word that stands for a block is spelled out when a key of the block is set."""
     config = load(BASE + "dedup: bloom\npacking: best_fit", "tokenizer.bos=auto", "datasets.0.text_column=body",
@@ -345,9 +316,7 @@ def test_overrides_reach_into_short_forms(load: Load) -> None:
     ("override", "message"),
     [
         ("dedup.treshold=1", 'config.yaml: dedup.treshold: no such key. Did you mean "threshold" under dedup.near?'),
-        ("a.0.b=1", "config.yaml: a: no such key."),
         ("limit=0", "config.yaml: limit: must be at least 1."),
-        ("packing.write=true", "config.yaml: packing: needs seq_len"),
         ("seed", "seed: write it as key=value"),
         ("a..b=1", "a..b=1: write it as key=value"),
         ("datasets=[", "datasets=[:1: not valid YAML"),

@@ -9,10 +9,8 @@ import gc
 import itertools
 import json
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,9 +18,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.kit.token_stores import shard_file, write_store
+from tests.kit.token_stores import write_store
 
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, MismatchError
 from milldam.loader import order
 from milldam.loader.batches import Batches
 from milldam.loader.order import Shuffle
@@ -176,19 +174,6 @@ def test_drop_last_gives_every_rank_the_same_batches(
         assert all(loader.samples_seen == begin + epochs * count for loader in loaders)
 
 
-@pytest.mark.parametrize("shuffle", [True, "block"])
-def test_the_next_loop_is_the_next_epoch(numbered: Store, shuffle: Shuffle) -> None:
-    """Each loop is one epoch in an order of its own; together they are the epochs of one loader of several."""
-    loader = samples_of(numbered).batches(10, shuffle=shuffle)
-    epochs = []
-    for number in range(3):
-        assert loader.epoch == number
-        epochs.append(flat(loader))
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert [sorted(epoch) for epoch in epochs] == [list(range(SAMPLES))] * 3
-    assert list(itertools.chain(*epochs)) == flat(samples_of(numbered).batches(10, shuffle=shuffle, epochs=3))
-
-
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_a_loop_that_was_left_goes_on(numbered: Store, prefetch: int) -> None:
     """After a break the next loop brings what follows, and what was made ahead is not lost."""
@@ -200,20 +185,6 @@ def test_a_loop_that_was_left_goes_on(numbered: Store, prefetch: int) -> None:
         break
     assert loader.samples_seen == 40
     assert list(itertools.chain(*first)) + flat(loader) == whole
-
-
-@pytest.mark.parametrize("read", ["map", "pread"])
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
-def test_a_state_counts_what_was_delivered(numbered: Store, read: Way, prefetch: int) -> None:
-    """Batches that a thread has made ahead are not in the state."""
-    loader = samples_of(numbered, read=read).batches(8, prefetch=prefetch)
-    drawn = seen(itertools.islice(loader, 3))
-    time.sleep(0.05)
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert state["samples_seen"] == 24
-    again = samples_of(numbered).batches(8)
-    again.load_state_dict(state)
-    assert list(itertools.chain(*drawn)) + flat(again) == flat(samples_of(numbered).batches(8))
 
 
 @pytest.mark.parametrize(
@@ -243,16 +214,6 @@ def test_a_state_of_another_loader_is_refused(store: Store, changed: dict[str, A
     assert after.samples_seen == 0
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 1}, {"samples_seen": 3}, None])
-def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
-    """A part of one, something else, or one of another version."""
-    loader = samples_of(numbered).batches(4)
-    with pytest.raises(StoreError, match=r"The state of a loader: damaged: (no |it is null)"):
-        loader.load_state_dict(state)
-    with pytest.raises(MismatchError, match="this milldam reads version 1"):
-        loader.load_state_dict(loader.state_dict() | {"version": 99})
-
-
 def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "milldam-read-ahead"]
 
@@ -272,18 +233,6 @@ def test_threads_end_with_their_loader(numbered: Store) -> None:
         break
     gc.collect()
     assert len(reading_threads()) == before
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
-    """A file that is gone is an error where the batch would come, also from the thread that reads ahead."""
-    before = reading_threads()
-    store = write_store(tmp_path / "s.milldam", [[30], [20]])
-    loader = store.windows(1, read="pread").batches(4, shuffle=False, prefetch=prefetch)
-    shard_file(store.path, 1, "bin").unlink()
-    with pytest.raises(StoreError, match=r"train-\w+\.bin: can't be read"):
-        list(loader)
-    assert set(reading_threads()) <= set(before)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.kit.chat_stores import PAD, Chat, chat_shards, chat_store, chats, random_chat
 from tests.kit.token_stores import shard_file
 
-import milldam
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
 
@@ -169,18 +168,6 @@ def documents_in(batch: Any) -> list[int]:
     return [number for number in np.unique(batch["document_ids"]).tolist() if number >= 0]
 
 
-def test_grouped_batches_waste_less_padding_and_differ_from_epoch_to_epoch(many: Store) -> None:
-    def padding(samples: Any) -> int:
-        return sum(int((batch["attention_mask"] == 0).sum()) for batch in samples.batches(8))
-
-    grouped = many.conversations(length_groups=8)
-    assert padding(grouped) * 3 < padding(many.conversations())
-    batches = grouped.batches(8, epochs=2, drop_last=True)
-    orders = [batch["document_ids"].tolist() for batch in batches]
-    half = len(orders) // 2
-    assert orders[:half] != orders[half : 2 * half]
-
-
 def test_conversations_that_are_too_long_are_counted_and_named(many: Store, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "milldam"):
         rows = many.packed(40)
@@ -203,42 +190,6 @@ def test_parts_keep_conversations_and_pairs_whole(many: Store, tmp_path: Path) -
     rng = np.random.default_rng(1)
     pairs = chat_store(tmp_path / "p", [[random_chat(rng, int(n)) for n in rng.integers(1, 9, 20)]], pairs=True)
     assert sum(len(part.pairs()) for part in pairs.split(a=0.3, b=0.33, c=...).values()) == 10
-
-
-def test_windows_say_that_they_know_nothing_of_masks(many: Store, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "milldam"):
-        many.windows(16)
-    assert "windows train on every token of its conversations" in caplog.text
-
-
-def test_pairs_of_several_stores_are_mixed(tmp_path: Path) -> None:
-    """Chosen ones in the first half of a batch, rejected ones in the second, each pair as its store has it alone."""
-    rng = np.random.default_rng(3)
-    stores = [
-        chat_store(tmp_path / str(n), [[random_chat(rng, int(k)) for k in rng.integers(3, longest, 40)]], pairs=True)
-        for n, longest in enumerate((9, 30))
-    ]
-    sources = [store.pairs() for store in stores]
-    mixed = milldam.mix({sources[0]: 2, sources[1]: 1}, stop=18)
-    batches = list(mixed.batches(6, shuffle=False))
-    drawn = [0, 0]
-    for number, source in enumerate(mixed._order(False, 0).numbers(np.arange(18)) // 20):
-        batch, row = batches[number // 6], number % 6
-        alone = sources[source].read(np.array([drawn[source]]))
-        for half in range(2):
-            width = int(alone["attention_mask"][half].sum())
-            for name in ("input_ids", "attention_mask", "completion_mask"):
-                found = batch[name][row + 6 * half]
-                assert found[:width].tolist() == alone[name][half][:width].tolist()
-                assert not found[width:].any()
-            assert batch["document_ids"][row + 6 * half] == alone["document_ids"][half]
-        drawn[source] += 1
-    assert drawn == list(mixed.drawn(18))
-
-
-def test_a_store_without_pairs_says_so(many: Store) -> None:
-    with pytest.raises(ConfigError, match="is not a store of pairs"):
-        many.pairs()
 
 
 @pytest.mark.parametrize("damage", ["shorter", "unordered", "missing"])

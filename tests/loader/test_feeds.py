@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.chat_stores import chat_store, random_chat
 from tests.kit.token_stores import write_store
 from tests.kit.unit_stores import LateParts, Plan, random_plan, unit_store
 
 import milldam
 from milldam import ConfigError, Feed, MismatchError, StoreError
 from milldam.loader.stores import Store
-from milldam.loader.unit_order import GROUP_PARTS, FinishedParts
+from milldam.loader.unit_order import FinishedParts
 
 SEQ_LEN = 16
 PLAN = random_plan(3)
@@ -72,25 +71,6 @@ def test_every_sample_comes_once_an_epoch_and_each_epoch_has_its_own_order(store
     assert len(set(one)) == len(one) == len(two)
     assert sorted(one) == sorted(two)
     assert one != two
-
-
-def test_only_the_samples_of_some_parts_are_mixed(store: Store) -> None:
-    """A window comes among those of its group: 1, 1, 2, 4, 8 parts and so on; from the second epoch on 64."""
-    windows = finished(store).windows(SEQ_LEN, split="train")
-    shards = [
-        tokens for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True) if shard.split == "train"
-    ]
-    part_of = {int(tokens[at]): k for k, tokens in enumerate(shards) for at in range(0, len(tokens), SEQ_LEN)}
-    parts = [part_of[token] for token in first_tokens(finished(store), epochs=2)]
-    for epoch, sizes in ((0, [1, 1, 2, 4, 8, 16, 32]), (1, [])):
-        left = parts[epoch * len(windows) : (epoch + 1) * len(windows)]
-        while left:
-            size = sizes.pop(0) if sizes else GROUP_PARTS
-            # Parts without a window are in groups as well.
-            group = set[int]()
-            while left and (left[0] in group or len(group) < size):
-                group.add(left.pop(0))
-            assert not group & set(left)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
@@ -170,38 +150,6 @@ def test_streams_go_on_from_batch_to_batch(store: Store, late: Callable[..., Fee
     by_rank = [finished(other).streams(1, 20).batches(rank=rank, world_size=3) for rank in range(3)]
     for (x, _), rows in zip(batches, zip(*by_rank, strict=True), strict=True):
         assert np.array_equal(x, np.concatenate([row for row, _ in rows]))
-
-
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("length_groups", [None, 8])
-def test_conversations_and_pairs_come_one_by_one(tmp_path: Path, pairs: bool, length_groups: int | None) -> None:
-    """Each once, over batches that lie in two groups, with the arrays that the store itself gives."""
-    rng = np.random.default_rng(1)
-    shards = [[random_chat(rng, int(rng.integers(2, 40))) for _ in range(6)] for _ in range(11)]
-    store = chat_store(tmp_path / "chat.milldam", shards, pairs=pairs)
-    feed = finished(store)
-    ours = feed.pairs(length_groups=length_groups) if pairs else feed.conversations(length_groups=length_groups)
-    theirs: Any = store.pairs() if pairs else store.conversations()
-    assert len(ours) == len(theirs)
-
-    def rows(batches: Any) -> Counter[Any]:
-        found = Counter[Any]()
-        for batch in batches:
-            names = [name for name in batch if name != "document_ids"]
-            for row in range(half := len(batch["input_ids"]) // (1 + pairs)):
-                several = (row, row + half)[: 1 + pairs]
-                # Without padding: a batch is as wide as its longest.
-                widths = [int(batch["attention_mask"][one].sum()) for one in several]
-                found[
-                    tuple(
-                        tuple(batch[name][one][:width].tolist())
-                        for one, width in zip(several, widths, strict=True)
-                        for name in names
-                    )
-                ] += 1
-        return found
-
-    assert rows(ours.batches(7)) == rows(theirs.batches(7))
 
 
 def test_a_feed_can_be_mixed(store: Store, late: Callable[..., Feed], tmp_path: Path) -> None:

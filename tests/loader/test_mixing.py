@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.kit.token_stores import write_store
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.mixing import MixedSamples, Mixture, mix
+from milldam.loader.mixing import MixedSamples, mix
 from milldam.loader.order import InSequence, Order, Shuffle, Shuffled
 from milldam.loader.samples import Samples
 
@@ -139,13 +139,6 @@ def test_stop_rules_are_exact(sources: list[tuple[int, int]]) -> None:
     assert len(set(marks(last.batches(7)))) == last._numbered
 
 
-def test_epochs_of_the_mixture_go_on_without_a_seam() -> None:
-    """Two epochs in one loop are the same as one epoch twice, and the sources begin nothing anew."""
-    samples = mixed([10, 17], [2, 1])
-    loop = samples.batches(4, epochs=1)
-    assert marks(samples.batches(1, epochs=2)) == marks(loop) + marks(loop)
-
-
 # ---- ranks and state ----
 
 
@@ -227,45 +220,6 @@ def test_a_mixture_has_the_samples_of_its_sources_however_they_are_read(
 
 
 # ---- what is mixed ----
-
-
-def test_stores_parts_and_paths_mix(tmp_path: Path) -> None:
-    """A path is opened; the same store may be there twice; windows of each are cut by the same options."""
-    first, second = stored(tmp_path, [400, 800])
-    parts = first.split(train=0.5, val=...)
-    mixture = mix({str(first.path): 1, second: 1, parts["val"]: 2}, stop="all_exhausted")
-    assert isinstance(mixture, Mixture)
-    samples = mixture.windows(16, stride=8, form="hf")
-    wanted = [source.windows(16, stride=8, form="hf") for source in (first, second, parts["val"])]
-    assert samples._numbered == sum(map(len, wanted))
-    assert [source.identity for source in samples.sources] == [source.identity for source in wanted]
-    rows = samples.read(np.arange(samples._numbered))["input_ids"]
-    alone = np.concatenate([source.read(np.arange(len(source)))["input_ids"] for source in wanted])
-    assert np.array_equal(rows, alone)
-    assert samples.weights == (Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))
-    assert "0.25" in repr(mixture)
-    assert repr(samples).endswith(f": {len(samples)} samples an epoch)")
-
-
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "0.5", None])
-def test_weights_that_are_no_number_above_zero_are_refused(weight: Any) -> None:
-    """Whatever else they are."""
-    with pytest.raises(ConfigError, match="use a number above 0"):
-        mix({Rows(0, 5): weight, Rows(1, 5): 1})
-
-
-def test_the_end_of_an_epoch_of_many_sources_is_exact() -> None:
-    """One sample more would be a repeat."""
-    samples = mixed([900_000] * 200, [10 ** (-3 * number / 200) for number in range(200)])
-    assert all(drawn <= 900_000 for drawn in samples.drawn(len(samples)))
-    assert any(drawn > 900_000 for drawn in samples.drawn(len(samples) + 1))
-
-
-@pytest.mark.parametrize("stop", [0, -3, True, "never", 1.5, None])
-def test_other_stops_are_refused(stop: Any) -> None:
-    """The message says what can be used."""
-    with pytest.raises(ConfigError, match="first_exhausted, all_exhausted, or a number"):
-        mix({Rows(0, 5): 1}, stop=stop)
 
 
 def test_sources_that_can_not_be_mixed_are_refused(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import shutil
 import struct
 from collections.abc import Callable
@@ -13,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kit.jobs import DEMO, TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MismatchError, StoreError
+from milldam.errors import InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile
 from milldam.stores.tokens.format import HEADER, MAGIC
 
@@ -115,44 +112,7 @@ def test_a_state_of_one_file_is_refused_by_another(tmp_path: Path) -> None:
         other.load_state_dict(state)
 
 
-@every_kind
-def test_a_dtype_must_agree_with_what_a_file_says(tmp_path: Path, kind: str) -> None:
-    """Only what does not say its dtype can be given one."""
-    path = KINDS[kind](tmp_path)
-    assert open_foreign(path, dtype="uint16").dtype == np.uint16
-    if kind == "nanoGPT":
-        assert open_foreign(path, dtype=np.uint32).tokens == 500
-    else:
-        with pytest.raises(ConfigError, match="holds uint16, as its header says, not uint32"):
-            milldam.open(path, dtype=np.uint32)
-
-
-@pytest.mark.parametrize(("dtype", "said"), [("float32", "tokens are integers"), ("tokens", "tokens are integers")])
-def test_a_dtype_that_holds_no_tokens_is_refused(tmp_path: Path, dtype: str, said: str) -> None:
-    """Tokens are integers."""
-    with pytest.raises(ConfigError, match=said):
-        milldam.open(write_nanogpt(tmp_path), dtype=dtype)
-
-
 # ---- nanoGPT and llm.c ----
-
-
-def test_a_pickle_beside_a_bin_file_is_never_opened(tmp_path: Path) -> None:
-    """meta.pkl could run anything."""
-    path = write_nanogpt(tmp_path)
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(_Bomb(tmp_path / "went_off")))
-    assert open_foreign(path).windows(8)[0] is not None
-    assert not (tmp_path / "went_off").exists()
-
-
-class _Bomb:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self._folder,)
 
 
 def test_llm_c_files_of_llama_are_uint32(tmp_path: Path) -> None:
@@ -165,51 +125,7 @@ def test_llm_c_files_of_llama_are_uint32(tmp_path: Path) -> None:
 # ---- numpy ----
 
 
-@pytest.mark.parametrize(
-    ("array", "said"),
-    [
-        (np.zeros((3, 4), np.uint16), "2-D array of uint16. Tokens are a 1-D array of integers"),
-        (np.zeros(3, np.float32), "1-D array of float32. Tokens are"),
-        (np.array([1, None], object), r"not a \.npy file of numbers"),
-        (np.zeros(0, np.uint16), "no tokens in it"),
-    ],
-)
-def test_npy_files_of_something_else_are_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
-    """Tokens are a 1-D array of integers."""
-    with pytest.raises(InputError, match=said):
-        milldam.open(write_npy(tmp_path, array))
-
-
-def test_damaged_npy_files_are_refused(tmp_path: Path) -> None:
-    """Cut short, or no .npy file at all."""
-    path = write_npy(tmp_path)
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(InputError, match=r"not a \.npy file of numbers, or cut short"):
-        milldam.open(path)
-    for content in (b"\x93NUMPY\x01\x00", b"tokens", b"\x93NUMPY\x01\x00\x04\x00{(]\n"):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=r"not a \.npy file"):
-            milldam.open(path)
-
-
-def test_an_npy_file_of_ours_knows_its_vocabulary(tmp_path: Path) -> None:
-    """What milldam wrote beside it is read: vocabulary, tokenizer, and the EOS that rows are padded with."""
-    text, out = DEMO / "notes.txt", tmp_path / "corpus.npy"
-    done = invoke("tokenize", text, "-o", out, "--format", "npy", "--tokenizer", TOKENIZER, "--workers", 1)
-    assert done.exit_code == 0, done.output
-    file, store = open_foreign(out), milldam.tokenize(text, tmp_path / "s", tokenizer=TOKENIZER, workers=1)
-    assert (file.vocab_size, file.tokenizer_name, file.stream().pad_id) == (4096, "demo_data", 0)
-    assert file.windows(10)[0][0].tolist() == store[0][:10].tolist()
-
-
 # ---- Megatron ----
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
-    """Floats are no tokens."""
-    with pytest.raises(StoreError, match=r"dtype code [67]"):
-        milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 
 def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

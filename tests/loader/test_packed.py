@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.errors import ConfigError
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
@@ -148,29 +147,7 @@ def test_rows_are_what_a_plain_loop_makes(
     check_cu_seqlens(batch)
 
 
-def test_a_dtype_that_holds_no_labels_is_refused(tmp_path: Path) -> None:
-    """-100 is no unsigned number, and tokens do not fit in 16 bits."""
-    with pytest.raises(ConfigError, match="need int32 or int64"):
-        write_store(tmp_path / "s", [[9]]).packed(4).read(np.array([0]), np.uint16)
-
-
 # ---- rules and errors ----
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
-        ({"strategy": "best"}, 'strategy: "best"; use wrapped or best_fit'),
-        ({"form": "xy"}, 'form: "xy"; use shifted or hf'),
-        ({"strategy": "best_fit", "buffer": 0}, "buffer: 0; use 1 or more"),
-        ({"strategy": "best_fit", "pad_last": True}, "best_fit pads every row"),
-    ],
-)
-def test_wrong_rules_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    """Each with what may be used instead."""
-    with pytest.raises(ConfigError, match=message):
-        write_store(tmp_path / "s", [[9]]).packed(**{"seq_len": 4} | options)
 
 
 # ---- the file of rows ----
@@ -220,25 +197,3 @@ def test_a_damaged_file_of_rows_is_made_anew(tmp_path: Path, damage: Any) -> Non
 
 
 # ---- batches, states, pickles ----
-
-
-@given(
-    shards=shard_lengths, seq_len=st.integers(1, 30), strategy=strategies, form=forms, way=ways,
-    batch_size=st.integers(1, 5),
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_batches_are_the_rows_of_their_order_read_one_by_one(
-    fresh: Iterator[Path], shards: list[list[int]], seq_len: int, strategy: Any, form: Any, way: Any,
-    batch_size: int,
-) -> None:  # fmt: skip
-    """A batch has what single rows have, and the order is the same."""
-    store = write_store(next(fresh), shards)
-    options = {"pad_last": True} if strategy == "wrapped" else {}
-    rows = store.packed(seq_len, strategy=strategy, form=form, read=way, **options)
-    numbers = rows._order(True, 3).numbers(np.arange(2 * len(rows))).tolist()
-    expected = [{name: array.tolist() for name, array in rows[number].items()} for number in numbers]
-    found: list[dict[str, Any]] = []
-    for batch in rows.batches(batch_size, seed=3, epochs=2):
-        check_cu_seqlens(batch)
-        found += [{name: batch[name][row].tolist() for name in PER_TOKEN} for row in range(len(batch["labels"]))]
-    assert found == expected

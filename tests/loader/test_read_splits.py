@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +77,6 @@ def test_tokens_are_exact_and_the_rest_is_the_rest(sizes: list[int], at: int, re
     assert [part.tokens for part in parts.values()] == [*sizes[:at], rest, *sizes[at:]]
 
 
-@pytest.mark.parametrize("shares", [[0.7, 0.1, 0.2], [0.1] * 10, [1 / 6, 5 / 6], [0.9, np.float64(0.1)]])
-@pytest.mark.parametrize("total", [1001, 10**9 + 7])
-def test_shares_that_floats_get_wrong(shares: list[float], total: int) -> None:
-    """0.1 + 0.2 is more than 0.3, 1/6 + 5/6 as written more than 1, 2/3 + 1/3 less: all of them are the whole."""
-    found = edges(Tokens(total).split(**named(shares)))
-    assert is_row_of_parts(found)
-    assert found[-1][1] == total
-
-
 def test_a_share_is_taken_as_it_is_written() -> None:
     """0.29 of 100 tokens is 29, though the float nearest to 0.29 times 100 is less."""
     assert Tokens(100).split(train=0.29, rest=...)["train"].tokens == 29
@@ -128,17 +118,6 @@ def test_windows_never_cross_the_edge_of_a_part(store: Store, cut: int, seq_len:
         assert int(y[-1, -1]) == tokens[-1]
 
 
-def test_parts_of_parts(store: Store) -> None:
-    """A part is cut like the whole, and counts from its own begin."""
-    flat = flat_tokens(store)
-    half = store.split(first=0.5, second=...)["second"]
-    inner = half.split(a=0.2, b=0.3, c=...)
-    assert edges(inner) == [(500, 600), (600, 750), (750, 1000)]
-    assert inner["b"].windows(149)[0][0].tolist() == flat[600:749].tolist()
-    with pytest.raises(ConfigError, match="501 tokens are asked for, and there are 500"):
-        half.split(a=501)
-
-
 def test_parts_of_a_named_split(tmp_path: Path) -> None:
     """A split made with the store can be cut further; without a name it is not clear what is meant."""
     store = write_store(tmp_path / "s.milldam", [[60], [40]], splits=["train", "val"])
@@ -149,20 +128,6 @@ def test_parts_of_a_named_split(tmp_path: Path) -> None:
     assert parts["b"].windows(19)[0][0].tolist() == flat_tokens(store)[80:99].tolist()
     with pytest.raises(ConfigError, match='has no splits, and "train" is asked for'):
         parts["a"].windows(5, split="train")
-
-
-def test_parts_pickle_as_what_they_were_made_from(store: Store) -> None:
-    """A small pickle, the same windows after it, also from a part of a part."""
-    part = store.split(a=0.5, b=...)["b"].split(c=100, d=...)["d"]
-    windows = part.windows(7)
-    windows[0]
-    for made in (part, windows):
-        pickled = pickle.dumps(made)
-        assert len(pickled) < 2_000
-        assert repr(pickle.loads(pickled)) == repr(made)
-    again = pickle.loads(pickle.dumps(part)).windows(7)
-    assert again.identity == windows.identity
-    assert again[3][0].tolist() == windows[3][0].tolist()
 
 
 def test_a_store_opened_for_one_split_gives_no_other(tmp_path: Path) -> None:

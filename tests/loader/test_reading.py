@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import StoreError
-from milldam.loader import reading
-from milldam.loader.reading import MappedReader, PositionedReader, Reader, open_reader
+from milldam.loader.reading import MappedReader, PositionedReader, Reader
 from milldam.loader.stream import TokenFile, TokenStream
 
 READERS: list[Callable[[TokenStream], Reader]] = [MappedReader, PositionedReader]
@@ -136,33 +134,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         reader.runs(np.array([900, 40]), np.array([10, 5]))
 
 
-def test_a_failed_mapping_leaves_nothing_open(tmp_path: Path) -> None:
-    """When the last of several files is bad, no descriptor stays open."""
-    files = write_files(tmp_path, [10, 10, 10], behind=0)
-    os.truncate(files.stream.files[2].path, 3)
-    before = open_descriptors()
-    for _ in range(5):
-        with pytest.raises(StoreError):
-            MappedReader(files.stream)
-    assert open_descriptors() == before
-
-
-@pytest.mark.slow
-def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
-    """Only so many stay open, and those closed are opened again when they are needed."""
-    files = write_files(tmp_path, [3] * 30)
-    before = open_descriptors()
-    with patch.object(reading, "OPEN_FILES", 4):
-        reader = PositionedReader(files.stream)
-        for start in [0, 50, 7, 80, 0, 33, 81]:
-            assert reader.rows(np.array([start]), 9)[0].tolist() == files.flat[start : start + 9].tolist()
-            reader.announce(np.array([0]), np.array([90]))
-            assert open_descriptors() - before <= 4
-        assert reader.runs(np.array([0]), np.array([90])).tolist() == files.flat.tolist()
-    del reader
-    assert open_descriptors() == before
-
-
 def test_threads_do_not_overwrite_one_another(tmp_path: Path) -> None:
     """A positioned reader used by two threads gives each its own rows, and closes the files of a thread that ended."""
     files = write_files(tmp_path, [500, 500])
@@ -177,14 +148,3 @@ def test_threads_do_not_overwrite_one_another(tmp_path: Path) -> None:
     assert theirs == [files.flat[600:650].tolist()]
     gc.collect()
     assert open_descriptors() == before
-
-
-def test_tokens_that_begin_between_two_are_read_right_or_refused(tmp_path: Path) -> None:
-    """An odd number of bytes before the tokens can't be mapped: that is said, and chosen around."""
-    tokens = np.arange(1, 50, dtype=np.uint16)
-    path = tmp_path / "odd.bin"
-    path.write_bytes(b"abc" + tokens.tobytes())
-    stream = TokenStream("odd", (TokenFile(path, 49, 3),), np.dtype("uint16"), 0, 49, "print")
-    with pytest.raises(StoreError, match="can't be mapped"):
-        open_reader(stream, "map")
-    assert open_reader(stream).rows(np.array([40]), 9)[0].tolist() == tokens[40:].tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,14 +77,3 @@ def test_memory_is_used_again(samples: Callable[[str], Samples], kind: str) -> N
         places.add(arrays_of(batch)[0].__array_interface__["data"][0])
         del batch
     assert len(places) <= 4
-
-
-def test_a_kept_short_batch_is_not_overwritten(tmp_path: Path) -> None:
-    """The last batch lies in the arrays of an earlier one; the next epoch must not write there."""
-    windows = write_store(tmp_path / "s", [[103]]).windows(4)
-    batches = windows.batches(4)
-    last = list(batches)[-1]
-    was = [array.copy() for array in arrays_of(last)]
-    assert len(was[0]) == len(windows) % 4
-    for _ in batches:
-        assert all(np.array_equal(now, before) for now, before in zip(arrays_of(last), was, strict=True))

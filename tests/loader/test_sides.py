@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,16 +85,3 @@ def test_a_side_has_its_documents_alone(pairs: milldam.Store, side: Any, first: 
     assert sorted(n for part in parts for n in _documents(part.packed(256, side=side).batches(1))) == mine
     mixed = milldam.mix({pairs: 1}).packed(256, side=side)
     assert _documents(mixed.batches(1)) == mine
-
-
-def test_a_side_of_what_is_no_pair_is_refused(pairs: milldam.Store, tmp_path: Path) -> None:
-    """So are rows that can't be of one side, and other words."""
-    with pytest.raises(ConfigError, match="wrapped rows"):
-        pairs.packed(256, strategy="wrapped", side="chosen")
-    with pytest.raises(ConfigError, match="use chosen or rejected"):
-        pairs.conversations(side="best")  # type: ignore[arg-type]
-    (tmp_path / "a.txt").write_text("plain text")
-    plain = milldam.tokenize(tmp_path / "a.txt", tmp_path / "plain", tokenizer=TOKENIZER)
-    for view in (plain.packed, plain.conversations):
-        with pytest.raises(ConfigError, match="not a store of pairs"):
-            view(**({"seq_len": 4} if view == plain.packed else {}), side="chosen")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.errors import ConfigError, MismatchError
+from milldam.errors import ConfigError
 from milldam.loader.reading import Way
 from milldam.loader.stores import Store
 
@@ -81,16 +81,3 @@ def test_streams_go_on_with_other_ranks(
         second = store.streams(after[0], 5).batches(rank=rank, world_size=after[1])
         second.load_state_dict(state)
         assert lists(second) == [(x[rank :: after[1]], y[rank :: after[1]]) for x, y in expected[steps:]]
-
-
-def test_a_state_of_other_streams_is_refused(store: Store) -> None:
-    """Another number of streams, another length and windows are said in a sentence."""
-    state = store.streams(4, 10).batches().state_dict()
-    with pytest.raises(MismatchError, match="streams was 4, is 5"):
-        store.streams(5, 10).batches().load_state_dict(state)
-    with pytest.raises(MismatchError, match="streams was 4, is 8"):
-        store.streams(4, 10).batches(world_size=2).load_state_dict(state)
-    with pytest.raises(MismatchError, match="seq_len was 10, is 11"):
-        store.streams(4, 11).batches().load_state_dict(state)
-    with pytest.raises(MismatchError, match="kind was streams, is windows"):
-        store.windows(10).batches(4, shuffle=False).load_state_dict(state)

@@ -70,27 +70,3 @@ def test_a_batch_is_its_windows(store: Store, way: Way, form: Form) -> None:
     assert [array.dtype for array in arrays] == [np.int32, np.int32]
     for row, number in enumerate(numbers):
         assert tuple(array[row].tolist() for array in arrays) == pair(windows[int(number)])
-
-
-@pytest.mark.parametrize(("form", "takes"), [("xy", 141), ("hf", 141)])
-def test_one_token_too_few_is_an_error_with_numbers(store: Store, form: Form, takes: int) -> None:
-    """What there is and what a window takes; never a negative length."""
-    seq_len = takes - (form == "xy")
-    with pytest.raises(ConfigError, match=rf"140 tokens are too few .*seq_len={seq_len}, which takes 141"):
-        store.windows(seq_len, form=form)
-    assert len(store.windows(seq_len - 1, form=form)) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
-        ({"seq_len": 5, "stride": 0}, "stride: 0; use 1 or more"),
-        ({"seq_len": 5, "form": "torch"}, 'form: "torch"; use xy or hf'),
-        ({"seq_len": 5, "read": "mmap"}, 'read: "mmap"; use auto, map or pread'),
-    ],
-)
-def test_bad_settings_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
-    """Which setting, what it is, and what can be meant."""
-    with pytest.raises(ConfigError, match=message):
-        store.windows(**options)

@@ -100,7 +100,8 @@ def keeper(batch):
 if __name__ == "__main__":
     before = usage().anonymous
     try:
-        map_rows(sys.argv[1], keeper, sys.argv[2], batch_size=1, memory="400MB", workers=int(sys.argv[3]), shard_size=1)
+        options = {"batch_size": 1, "shard_size": "2KB", "memory": "400MB", "workers": int(sys.argv[3])}
+        map_rows(sys.argv[1], keeper, sys.argv[2], **options)
     except ResourceError as error:
         print(usage().anonymous - before, error)
 """
@@ -117,9 +118,6 @@ def test_a_function_that_keeps_memory_stops_the_run(workers: int, tmp_path: Path
     taken, said = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split(" ", 1)
     assert re.search(r"(?s)keeper keeps memory: .*shard_size.*more memory", said), said
     assert int(taken) < 600e6
-
-
-# ---- where it runs ----
 
 
 def wanderer(batch: dict[str, Any]) -> Any:
@@ -139,9 +137,6 @@ def test_a_function_may_change_the_working_directory(
 
 def keep_all(batch: dict[str, Any]) -> Any:
     return None
-
-
-# ---- what is said ----
 
 
 def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:

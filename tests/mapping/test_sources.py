@@ -200,9 +200,6 @@ def test_what_is_no_source_is_refused_with_a_hint(tmp_path: Path) -> None:
         look_up("-", tmp_path)
 
 
-# ---- addresses ----
-
-
 @pytest.mark.parametrize("address", ["https://host/a.txt?X-Amz-Signature=secret", "s3://me:secret@host/a.txt"])
 def test_rows_and_messages_tell_no_secrets(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from milldam.errors import InputError
@@ -72,13 +70,6 @@ def test_several_candidates_are_an_error_that_proposes_the_one_with_most_text(
         column_of(tmp_path, record)
 
 
-def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
-    """They will be rejected later; the column is found all the same."""
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n[1]\n{"body": "a"}\n')
-    assert find(path) == "body"
-
-
 # ---- why there is none ----
 
 LINES = b'{"text": "The mill stands."}\n' * 50
@@ -113,16 +104,6 @@ def test_the_reason_why_there_is_no_text_is_named(tmp_path: Path, name: str, dat
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_a_table_without_text_names_its_columns(tmp_path: Path) -> None:
-    """With their types; a list of turns is a conversation."""
-    pq.write_table(pa.table({"n": [1], "v": [[0.5]]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r'none of its fields holds text: "n" \(int64\), "v" \(list'):
-        find(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"id": ["a"], "messages": [[{"role": "user", "content": "x"}]]}), tmp_path / "b.parquet")
-    with pytest.raises(InputError, match='If "messages" holds conversations, ask for chat'):
-        find(tmp_path / "b.parquet")
-
-
 def test_a_hash_beside_conversations_is_not_taken_for_the_text(tmp_path: Path) -> None:
     """A folder of chat data is refused as such; a real text column beside it is found."""
     (tmp_path / "a.jsonl").write_text(json.dumps(CHAT) + "\n")
@@ -130,13 +111,6 @@ def test_a_hash_beside_conversations_is_not_taken_for_the_text(tmp_path: Path) -
     with pytest.raises(InputError, match="holds conversations, ask for chat"):
         find(tmp_path)
     (tmp_path / "c.jsonl").write_text('{"body": "some text"}\n')
-    assert find(tmp_path) == "body"
-
-
-def test_a_json_file_that_describes_the_data_beside_it_does_not_choose_the_column(tmp_path: Path) -> None:
-    """Files of other formats are asked first, whatever their names."""
-    (tmp_path / "about.json").write_text('{"title": "a", "licence": "b"}')
-    (tmp_path / "data.jsonl").write_text('{"body": "x"}\n')
     assert find(tmp_path) == "body"
 
 

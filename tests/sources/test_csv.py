@@ -105,24 +105,6 @@ def test_fields_are_text_as_they_stand(tmp_path: Path, body: str, texts: list[st
 # ---- rejects ----
 
 
-@pytest.mark.parametrize(
-    ("body", "lines"),
-    [
-        (b"1,a\n\n2,b\xff\n", [4]),
-        (b"1,a\n\n\n2\n", [5]),
-        (b"1\n2,b\xff\n3,c\n4\n5,d\xff\n", [2, 3, 5, 6]),
-        (b'1,"a\nb"\n2\n3,c\xff\n', [4, 5]),
-        (b"1,a\r\n\r\n2\r\n", [4]),
-    ],
-)
-def test_the_line_of_a_reject_counts_blank_lines_and_other_rejects(
-    tmp_path: Path, body: bytes, lines: list[int]
-) -> None:
-    """It is the line where the record begins in the file."""
-    result = read_csv(tmp_path, b"id,text\n" + body)
-    assert sorted(reject.line or 0 for reject in result.rejects) == lines
-
-
 # ---- rows ----
 
 

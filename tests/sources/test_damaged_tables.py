@@ -13,9 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import TOKENIZER, documents, expected_ids, run_here
 
-import milldam
-from milldam import InputError
-
 ROWS = 40
 
 
@@ -75,15 +72,3 @@ def test_a_damaged_table_in_a_folder_is_set_aside(tmp_path: Path, ending: str, d
     assert Path(reject["file"]).name == f"a.{ending}"
     assert "1 input file is damaged" in told
     assert f"a.{ending}" in told
-
-
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_a_damaged_table_alone_is_an_error(tmp_path: Path, ending: str) -> None:
-    """Of a few lines, with what to do."""
-    path = _folder(tmp_path, ending, "truncated") / f"a.{ending}"
-    word = "parquet" if ending == "parquet" else "Arrow"
-    with pytest.raises(InputError, match=rf"a\.{ending}: .*not a whole {word} file.*Get or make it again") as caught:
-        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
-    assert len(str(caught.value).splitlines()) <= 4
-    with pytest.raises(InputError, match=rf"not a whole {word} file"):
-        milldam.map(str(path), lambda row: row, batched=False, out=tmp_path / "mapped")

@@ -92,13 +92,6 @@ def test_what_is_no_split_is_refused_with_an_example(text: str) -> None:
 EDGES = st.none() | st.integers(-150, 150)
 
 
-@given(start=EDGES, stop=EDGES, total=st.integers(0, 120))
-def test_rows_are_those_of_a_python_slice(start: int | None, stop: int | None, total: int) -> None:
-    """Edges outside of the dataset are its edges."""
-    first, last = RowSlice(start, stop).bounds(total)
-    assert list(range(first, last)) == list(range(total))[start:stop]
-
-
 @given(edges=st.lists(st.integers(0, 100), min_size=1, max_size=5), total=st.integers(0, 10_000))
 def test_percents_cut_a_data_set_into_parts_that_cover_it_once(edges: list[int], total: int) -> None:
     """Where one part ends, the next begins, also when it is counted from the end."""
@@ -197,13 +190,6 @@ def test_a_saved_data_set_at_an_address_is_read_there(tmp_path: Path, bucket: An
     assert texts(resolve_data_set("memory://bucket/d", "test", None)) == ["b"]
 
 
-def test_rows_chosen_by_an_index_are_refused(tmp_path: Path) -> None:
-    """Reading the files as they are would give other documents in another order."""
-    folder = save(tmp_path / "d", [["a"]], _indices_data_files=[{"filename": "indices.arrow"}])
-    with pytest.raises(InputError, match=r"flatten_indices\(\)"):
-        resolve_data_set(str(folder), None, None)
-
-
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "..", "a\\b"])
 def test_files_outside_of_a_saved_data_set_are_refused(tmp_path: Path, name: str) -> None:
     """A dataset from elsewhere can't lead out of its folder."""
@@ -247,19 +233,6 @@ def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any]
     assert texts(resolve_data_set("user/corpus-v1.1", "val", None)) == ["validation.jsonl"]
     with pytest.raises(InputError, match=r'no split "test" in it; there are: "train", "validation"'):
         resolve_data_set("user/corpus-v1.1", "test", None)
-
-
-def test_a_name_that_is_nowhere_says_so_in_two_lines(
-    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the local folder that may have been meant, and what the Hub said."""
-    (tmp_path / "corpus").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as caught:
-        resolve_data_set("corpsu", "train", None)
-    first, second = str(caught.value).splitlines()
-    assert first == 'corpsu: no such file or folder. Did you mean "corpus"?'
-    assert "on the Hub: Couldn't reach 'corpsu'" in second
 
 
 @pytest.mark.parametrize("path", ["corpus.jsonl", "./corpus", "a/b/c", "user/corpus.txt", "~/corpus", "../corpus"])

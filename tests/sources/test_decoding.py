@@ -84,12 +84,6 @@ def test_another_encoding_is_rejected_not_taken_apart(tmp_path: Path, data: byte
     assert detail in result.rejects[0].detail
 
 
-def test_only_the_head_decides(tmp_path: Path) -> None:
-    """A document that turns bad later is mended, so that the verdict can be had without reading to its end."""
-    data = b"x" * arrays.HEAD_BYTES + b"\xff" * 5000
-    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * arrays.HEAD_BYTES], [])
-
-
 # ---- the same however it is cut ----
 
 

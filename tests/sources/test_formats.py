@@ -101,15 +101,3 @@ def test_batches_are_bounded(tmp_path: Path, format: str, monkeypatch: pytest.Mo
     assert all(batch.texts.nbytes < 30_000 or len(batch.texts) == 1 for batch in result.batches)
     assert 6 < len(result.batches) < 100
     assert sum(batch.bytes_read for batch in result.batches) >= 0.8 * sum(map(len, texts))
-
-
-@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet", "arrow"])
-def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, format: str) -> None:
-    """Of tables at once, of JSON lines for each line."""
-    path = write_texts(tmp_path / f"a.{format}", ["one"])
-    if format == "jsonl":
-        (reject,) = read(path, TextRules(text_column="body")).rejects
-        assert reject.detail == 'no field "body"; found "id", "text"'
-    else:
-        with pytest.raises(InputError, match=r'no text in a field "body"; found text in .*"text"\. .* text_column'):
-            read(path, TextRules(text_column="body"))

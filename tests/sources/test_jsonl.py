@@ -83,14 +83,6 @@ def test_documents_of_any_shards_are_those_of_the_file(
     assert result.rejects == []
 
 
-@pytest.mark.parametrize("line", ODD, ids=lambda line: line.decode())
-def test_what_is_odd_but_valid_is_kept(tmp_path: Path, line: bytes) -> None:
-    """As json.loads understands it, without touching the lines around it."""
-    result = read_lines(tmp_path, b"\n".join([GOOD, line, GOOD]) + b"\n")
-    assert result.texts == ["good", ODD[line], "good"]
-    assert result.rejects == []
-
-
 def test_a_dotted_name_leads_into_nested_objects(tmp_path: Path) -> None:
     """At any depth; where the way is missing or ends early, the line is rejected."""
     lines = [
@@ -129,13 +121,6 @@ def test_any_mix_of_lines_gives_what_a_line_by_line_reading_gives(
     assert result.texts == [good[line] for line in lines if line in good]
     assert [reject.reason for reject in result.rejects] == [BAD[line] for line in lines if line in BAD]
     assert [line_of(reject, data) for reject in result.rejects] == [line for line in lines if line in BAD]
-
-
-def test_a_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
-    """Recursion ends in a reject."""
-    result = read_lines(tmp_path, b'{"x": ' + b"[" * 100_000 + b"\n" + GOOD + b"\n")
-    assert result.texts == ["good"]
-    assert result.reasons == {"bad_json": 1}
 
 
 # ---- what is no UTF-8 ----

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,25 +172,6 @@ def test_what_texts_and_numbers_of_json_count_as(
     assert batch.columns is not None
     found = field_of(path).of_column(batch.columns.column(0)).tolist()
     assert [None if one != one else one for one in found] == numbers
-
-
-@pytest.mark.parametrize(
-    ("column", "first"),
-    [
-        (pa.array([5, None, 7], pa.uint8()), 5.0),
-        (pa.array([True, None, False]), 1.0),
-        (pa.array(["5", None, "x"]).dictionary_encode(), 5.0),
-        (pa.array([datetime(1970, 1, 2), None, datetime(1960, 1, 1)], pa.timestamp("ns")), 86400e6),
-        (pa.array([datetime(1970, 1, 2), None, datetime(2025, 1, 1)], pa.timestamp("s", "Europe/Berlin")), 86400e6),
-        (pa.array([date(1970, 1, 2), None, date(2025, 1, 1)]), 86400e6),
-        (pa.array([b"1970-01-02", None, b"\xff"]), 86400e6),
-    ],
-)
-def test_columns_of_every_type_have_numbers(tmp_path: Path, column: pa.Array, first: float) -> None:
-    """Of dates the microseconds since 1970."""
-    path = write_table(tmp_path / "a.parquet", pa.table({"text": ["a", "b", "c"], "of": column}))
-    numbers = field_of(path).of_column(column).tolist()
-    assert numbers[0] == first and numbers[1] != numbers[1]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])

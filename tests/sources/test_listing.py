@@ -78,21 +78,6 @@ def test_the_ending_says_format_and_compression(
     assert (file.format, file.compression, file.size) == (format, compression, 1)
 
 
-@pytest.mark.parametrize("given", ["nothing-*.txt", "empty"])
-def test_what_holds_no_input_is_an_error(tmp_path: Path, given: str) -> None:
-    """A glob without matches and an empty folder say which endings are known."""
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"no input files in it\. Known are \.txt"):
-        listed(tmp_path / given)
-
-
-def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
-    """A file named on its own is never left out in silence."""
-    make(tmp_path, "corpus.dat")
-    with pytest.raises(InputError, match=r"input_format='txt\|jsonl"):
-        listed(tmp_path / "corpus.dat")
-
-
 # ---- addresses ----
 
 
@@ -133,12 +118,3 @@ def test_files_of_other_kinds_are_counted_by_ending(tmp_path: Path) -> None:
     left_out = Counter[str]()
     assert [Path(file.path).name for file in list_inputs([str(tmp_path)], None, left_out)] == ["a.jsonl"]
     assert describe_left_out(left_out) == "4 files of no known format (.md 2, no ending 1, .py 1)"
-
-
-def test_a_named_pipe_is_told_from_nothing(tmp_path: Path) -> None:
-    """With what to do."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(
-        InputError, match=r"pipe: neither a file nor a folder, .* Feed it on standard input: milldam \.\.\. - < "
-    ):
-        list(list_inputs([str(tmp_path / "pipe")]))

@@ -91,12 +91,6 @@ def check_against(
     assert result.rejects == []
 
 
-def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> None:
-    """A carriage return that is not part of the line end is text, at any size."""
-    content = b"x" * 200 + b"\r\r\n"
-    assert read(written(tmp_path, content), LINE).texts == ["x" * 200 + "\r"]
-
-
 # ---- what is no UTF-8 ----
 
 
@@ -119,12 +113,3 @@ def test_files_are_documents_in_order_at_any_size(tmp_path: Path, sizes: list[in
         written(tmp_path, content, f"{n:03}.txt")
     with small_blocks(24):
         assert read(tmp_path, TextRules("file"), shard_size).texts == contents
-
-
-def test_a_bad_file_among_good_ones_is_the_one_rejected(tmp_path: Path) -> None:
-    """Many files are one batch, and still the reject names its own file."""
-    for n in range(5):
-        written(tmp_path, b"\xff" if n == 3 else b"text %d" % n, f"{n}.txt")
-    result = read(tmp_path, TextRules("file"))
-    assert result.texts == ["text 0", "text 1", "text 2", "text 4"]
-    assert [Path(reject.file).name for reject in result.rejects] == ["3.txt"]

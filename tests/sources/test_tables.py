@@ -138,13 +138,3 @@ def test_damage_anywhere_is_an_input_error_or_harmless(tmp_path: Path, format: s
 
 
 # ---- the schema ----
-
-
-def test_a_dictionary_that_is_no_utf8_rejects_the_rows_that_have_it(tmp_path: Path) -> None:
-    """Its values are not checked by whoever writes or reads it."""
-    raw = pa.array([b"good", b"caf\xe9"], pa.binary())
-    values = pa.StringArray.from_buffers(2, *raw.buffers()[1:])
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int32()), values)
-    result = read(write(tmp_path, pa.table({"text": column}), "arrow"), TEXT)
-    assert result.texts == ["good", "good"]
-    assert [(reject.row, reject.reason) for reject in result.rejects] == [(1, "not_utf8")]

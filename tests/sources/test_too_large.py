@@ -4,7 +4,6 @@ size."""
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.kit.source_reading import FORMATS, place_of, read, small_blocks, writ
 
 from milldam.sources.batch import Reject, TextRules
 from milldam.sources.reading import read_unit
-from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import Slice, Unit
 
 MOST = 1000
@@ -39,34 +37,6 @@ def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, format: s
     assert (place_of(first), place_of(second)) == ((3, 6) if format in ("csv", "tsv") else (2, 5))
     assert "the limit is 1,000 (max_document_bytes)" in first.detail
     assert int(second.detail.split()[0].replace(",", "")) >= len(LARGE + LARGE[:100])
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_rows_that_are_too_large_are_left_out_in_their_place(tmp_path: Path, format: str) -> None:
-    """What comes behind them still knows its row."""
-    rejects: list[Reject] = []
-    reader, places = FileReader(RULES, None), Places()
-    slice = Slice(str(write_texts(tmp_path / f"a.{format}", TEXTS, rows=4)), format, None)
-    texts, found = [], []
-    with small_blocks(50):
-        for rows in reader.rows([slice], rejects.append, places):
-            columns = rows if isinstance(rows, dict) else rows.to_pydict()
-            texts += columns["text"]
-            found += [places.of(row, row + 1)[0].first for row in range(len(found), len(texts))]
-    assert texts == [text for text in TEXTS if len(text) < MOST]
-    assert [reject.reason for reject in rejects] == ["too_large"] * 2
-    assert found == [0, 2, 3, 5]
-
-
-@pytest.mark.parametrize("format", ["txt", "jsonl"])
-def test_the_largest_record_there_may_be_is_kept(tmp_path: Path, format: str) -> None:
-    """One byte more is too much."""
-    line = "x" * 1000 if format == "txt" else json.dumps({"text": "x" * 988})
-    path = tmp_path / f"a.{format}"
-    path.write_text(line + "\n")
-    assert len(read(path, RULES).texts) == 1
-    path.write_text(line.replace("x", "xy", 1) + "\n")
-    assert read(path, RULES).reasons == {"too_large": 1}
 
 
 def test_a_field_with_line_ends_is_passed_over_to_its_end(tmp_path: Path) -> None:

@@ -28,16 +28,6 @@ def a_file(size: int, name: str = "a.jsonl", format: str = "jsonl") -> InputFile
     return InputFile(name, format, None, size, "")
 
 
-@given(size=st.integers(0, 5000), shard_size=st.integers(1, 6000))
-def test_byte_ranges_cover_a_file_once_without_gaps(size: int, shard_size: int) -> None:
-    """Each range begins where the one before ends; the last goes to the end, however the file grows."""
-    slices = list(by_bytes(a_file(size), shard_size))
-    assert slices[0].start == 0
-    assert slices[-1].stop is None
-    assert [slice.stop for slice in slices[:-1]] == [slice.start for slice in slices[1:]]
-    assert sum(slice.size for slice in slices) == size
-
-
 @given(size=st.integers(0, 5000), shard_size=st.integers(4, 6000), more=st.integers(0, 9000))
 def test_byte_ranges_keep_their_places_when_a_file_grows(size: int, shard_size: int, more: int) -> None:
     """They begin at multiples of the shard size; the last one, which changes, is no sliver."""

@@ -42,9 +42,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-# ---- every text comes back ----
-
-
 @settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_every_text_round_trips(trained: tokenizers.Tokenizer, text: str) -> None:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import pickle
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 from tests.kit.quick import first_quick  # noqa: E402
 from tests.kit.token_stores import write_store  # noqa: E402
+from tests.kit.unit_stores import LateParts, random_plan, unit_store  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, random_split  # noqa: E402
 
 import milldam  # noqa: E402
@@ -65,13 +65,6 @@ def loader_of(dataset: BatchDataset, workers: int = 0, **options: Any) -> DataLo
 # ---- samples one by one ----
 
 
-@pytest.mark.parametrize("workers", first_quick([2, 0, 1, 3], 2))
-def test_map_style_every_sample_comes_once(store: Store, workers: int) -> None:
-    """A DataLoader that shuffles by itself gets each window exactly once, whatever its workers."""
-    loader = DataLoader(store.windows(SEQ_LEN), batch_size=5, shuffle=True, num_workers=workers)
-    assert samples_of(firsts(loader)) == samples_of(firsts(store.windows(SEQ_LEN).batches(5)))
-
-
 # ---- whole batches ----
 
 
@@ -100,17 +93,6 @@ def test_workers_are_reached_by_set_epoch(store: Store, context: str, persistent
         alone.set_epoch(epoch)
         assert dataset.epoch == epoch
         assert firsts(with_workers) == firsts(alone)
-
-
-def test_an_epoch_begins_anew_unless_told_otherwise(store: Store) -> None:
-    """As with torch's DistributedSampler, loops are alike until `set_epoch` says which one comes."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    first = firsts(dataset)
-    assert firsts(dataset) == first
-    dataset.set_epoch(1)
-    assert firsts(dataset) != first
-    dataset.set_epoch(0)
-    assert firsts(dataset) == first
 
 
 # ---- ranks ----
@@ -219,14 +201,6 @@ def test_a_resumed_epoch_is_followed_by_whole_ones(store: Store) -> None:
 # ---- without a DataLoader ----
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_tensors_on_a_gpu_are_the_batches(store: Store) -> None:
-    """Every one of them, also when several are on their way at once."""
-    made = list(milldam.torch.tensors(store.windows(16).batches(4, seed=0), device="cuda"))
-    wanted = list(store.windows(16).batches(4, seed=0))
-    assert [x.cpu().tolist() for x, _ in made] == [x.tolist() for x, _ in wanted]
-
-
 def test_tensors_are_the_batches_without_a_copy(store: Store) -> None:
     """On the CPU a tensor is the array, seen by torch."""
     (array, _), *_ = batches = list(store.windows(SEQ_LEN).batches(6))
@@ -239,31 +213,6 @@ def test_tensors_are_the_batches_without_a_copy(store: Store) -> None:
 
 
 # ---- what it costs, and what it needs ----
-
-
-def own_memory(pid: int) -> int:
-    """Bytes of a process that are no file's."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.parametrize("kind", ["map", "batch"])
-def test_workers_do_not_grow_from_epoch_to_epoch(tmp_path: Path, kind: str) -> None:
-    """Anonymous memory of two workers that persist is the same after the third epoch as after the first."""
-    windows = write_store(tmp_path / "s", [[1_000_000] * 8]).windows(256)
-    persist: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    if kind == "map":
-        loader = DataLoader(windows, batch_size=16, shuffle=True, **persist)
-    else:
-        loader = DataLoader(BatchDataset(windows, 16), batch_size=None, **persist)
-    held = []
-    for _ in range(3):
-        assert sum(len(x) for x, _ in loader) == len(windows)
-        held.append(sum(own_memory(worker.pid) for worker in loader._iterator._workers))
-    assert held[2] - held[0] < 2 << 20, held
 
 
 @pytest.mark.parametrize("workers", first_quick([2, 0]))
@@ -292,3 +241,20 @@ def test_a_mixture_in_a_data_loader(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"DataLoader\(BatchDataset\(samples, batch_size\), batch_size=None\)"):
         next(iter(DataLoader(mixed, batch_size=4)))
     assert len(next(iter(DataLoader(BatchDataset(mixed, 4), batch_size=None)))[0]) == 4
+
+
+def test_a_feed_in_the_making_has_no_length_and_all_batches(tmp_path: Path) -> None:
+    """`len` is refused as trainers expect it, tensors and datasets bring everything, a sampler can't draw."""
+    plan = random_plan(8, units=12)
+    finished = milldam.open(unit_store(tmp_path / "a.milldam", plan).path, units=True, split="train")
+    parts = LateParts(milldam.open(finished.name), plan)
+    late = milldam.Feed(parts, split="train").windows(16)
+    wanted = [x.tolist() for x, _ in finished.windows(16).batches(7, seed=3)]
+    dataset = BatchDataset(late, 7, seed=3)
+    with pytest.raises(TypeError):
+        len(dataset)
+    assert [x.tolist() for x, _ in dataset] == wanted
+    assert [x.tolist() for x, _ in tensors(late.batches(7, seed=3))] == wanted
+    with pytest.raises(ConfigError, match="A sampler of torch can't draw from a feed"):
+        next(iter(DataLoader(late, sampler=[0])))
+    parts.close()

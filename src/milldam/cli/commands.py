@@ -77,7 +77,7 @@ def settings(block: Any, keys: str, *, in_file: bool = False) -> list[Add]:
         if bool in kinds:
             more["is_flag"] = True
         elif any(get_origin(kind) is tuple for kind in kinds):
-            more |= {"metavar": "NAMES", "callback": lambda ctx, param, text: text and [*_names(text)]}
+            more |= {"metavar": "NAMES", "callback": listed}
         elif words:
             more["type"] = click.Choice(words)
         elif int in kinds and str not in kinds:
@@ -89,8 +89,13 @@ def settings(block: Any, keys: str, *, in_file: bool = False) -> list[Add]:
     return options
 
 
-def _names(text: str) -> Sequence[str]:
-    return text if text == "all" else [name.strip() for name in text.split(",")]
+def listed(ctx: click.Context, param: click.Parameter, text: str | None) -> str | list[str] | None:
+    """For callbacks: a,b,c as a list; a single word as it is."""
+    return [name.strip() for name in text.split(",")] if text and "," in text else text
+
+
+def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    return text and text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def together(section: str, *options: Add) -> Add:
@@ -163,12 +168,7 @@ job_options = together(
 text_options = together(
     "Input",
     setting("--documents", of="DataSet", type=click.Choice(get_args(Documents))),
-    setting(
-        "--separator",
-        of="DataSet",
-        metavar="TEXT",
-        callback=lambda ctx, param, text: text and text.replace("\\n", "\n").replace("\\t", "\t"),
-    ),
+    setting("--separator", of="DataSet", metavar="TEXT", callback=_unescaped),
     setting("--input-format", of="DataSet", type=click.Choice(get_args(InputFormat))),
     setting("--invalid-utf8", type=click.Choice(get_args(InvalidUtf8)), shown="reject"),
     setting("--max-document-bytes", metavar="SIZE"),

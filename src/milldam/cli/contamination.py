@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from milldam.cli.commands import as_interrupt, json_option, machine_options, quiet_option, setting
+from milldam.cli.commands import as_interrupt, json_option, listed, machine_options, quiet_option, setting
 from milldam.cli.naming import visible
 from milldam.markup import counted, place_words
 
@@ -20,16 +20,14 @@ _SHOWN = 3
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set. May be repeated.")
-@setting("--columns", of="EvaluationSet", metavar="NAMES")
+@setting("--columns", of="EvaluationSet", metavar="NAMES", callback=listed)
 @setting("--ngram", of="EvaluationSet", type=int, metavar="N")
 @setting("--min-share", of="EvaluationSet", type=float, metavar="SHARE")
 @click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
 @machine_options
 @json_option
 @quiet_option
-def contamination(
-    store: Path, against: tuple[str, ...], columns: str | None, as_json: bool, quiet: bool, **options: Any
-) -> None:
+def contamination(store: Path, against: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """
     Decodes the store and searches its text. Exits with 1 if an item is found.
 
@@ -41,7 +39,6 @@ def contamination(
     from milldam.pipeline.decontaminating import find_contamination
     from milldam.stores.tokens.reader import Store
 
-    options["columns"] = columns.split(",") if columns else None
     signal.signal(signal.SIGTERM, as_interrupt)
     with Display(quiet=quiet) as display:
         figures = find_contamination(Store(store), against, observer=display, **options)

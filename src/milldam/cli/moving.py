@@ -114,7 +114,6 @@ def push(store: Path, repo: str, as_json: bool, quiet: bool, **options: Any) -> 
 @click.argument("repo", metavar="USER/NAME")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: NAME]")
 @click.option("--revision", metavar="REVISION", help="Branch, tag or commit. [default: main]")
-@click.option("--split", metavar="NAME", help="Fetch only this split of a token store.")
 @json_option
 @quiet_option
 def pull(repo: str, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
@@ -125,7 +124,7 @@ def pull(repo: str, out: Path | None, as_json: bool, quiet: bool, **options: Any
 
     \b
     milldam pull anna/corpus -o corpus.milldam
-    milldam pull anna/corpus -o val.milldam --split val
+    milldam pull anna/corpus --revision v2
     """
     from milldam.hub.pulling import pull_store
 

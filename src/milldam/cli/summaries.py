@@ -294,4 +294,5 @@ def progress_lines(snapshot: Snapshot, seconds: float, bar_length: int) -> tuple
     amounts += [memory] if snapshot.budget_bytes else []
     amounts += [counted(documents, "document")] if documents else []
     amounts += [f"{tokens / elapsed:,.0f} tokens/s"] if tokens else []
+    amounts += [f"{counts['characters'] / tokens:.2f} chars/token"] if tokens and counts["characters"] else []
     return ", ".join(pace), ", ".join(amounts)

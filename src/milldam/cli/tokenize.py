@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from milldam.choices import ChatForm, Encoder, SpecialText
-from milldam.cli.commands import JobCommand, Request, job_options, pairs, setting, text_options, together
+from milldam.cli.commands import JobCommand, Request, job_options, listed, pairs, setting, text_options, together
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     click.option(
         "--train-on",
         metavar="WHAT",
-        callback=lambda ctx, param, text: text.split(",") if text and "," in text else text,
+        callback=listed,
         help="Messages to train on: assistant, last, all, roles separated by commas, or a message field; "
         "assistant,-reasoning leaves out their thinking. [default: assistant]",
     ),

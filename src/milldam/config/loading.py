@@ -82,7 +82,11 @@ def read_file(path: Path, name: str, advice: str = "Its keys are those of the op
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 - those of YAML 1.1 replaced
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return int(node.value)
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 for _tag, _pattern, _first in (
     ("merge", "<<", "<"),
     ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -91,7 +95,6 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?", "-+.0123456789"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 def read_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:

@@ -74,16 +74,16 @@ class DataSet(Settings):
 
     @property
     def name(self) -> str:
-        """What people know it by: not the folders above it, which say nothing of the data.
+        """The end of its path: not the folders above it, which say nothing of the data.
 
         >>> DataSet(path=("/data/books/*.jsonl",)).name, DataSet(path=("a.txt", "b.txt"), split="train[:10%]").name
         ('books/*.jsonl', 'a.txt and 1 more, train[:10%]')
         """
-        parts = [part for part in re.split(r"[\\/]+", self.paths[0]) if part]
+        parts = [part for part in re.split(r"[\\/]+", self.path[0]) if part]
         shown = "/".join(parts[-2:] if parts and "*" in parts[-1] else parts[-1:])
-        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        named = ", ".join(filter(None, (shown + more, self.subset, self.split)))
+        more = f" and {len(self.path) - 1} more" if len(self.path) > 1 else ""
         # A path need not be UTF-8.
+        named = ", ".join(filter(None, (shown + more, self.subset, self.split)))
         return named.encode("utf-8", "backslashreplace").decode()
 
 

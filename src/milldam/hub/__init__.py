@@ -1,15 +1,11 @@
 """The Hugging Face Hub: a store as a dataset repository, and back.
 
-    contents    which files make a store, from its manifest alone
-    client      calls of huggingface_hub: errors in our words; the token is in none of them
+    client      which files make a store; calls of huggingface_hub: errors in our words, without the token
     card        the dataset card, of which one marked section is ours
     pushing     a folder -> a repository, the manifest in the last commit
     pulling     a repository -> a folder, every file checked, the manifest last
 
-The bytes are moved by huggingface_hub (`create_commit`, `snapshot_download`), which sends and fetches nothing twice:
-so there is nothing to resume here; the same call goes on.
-
-Needs the extra `hf`, which is imported when something is asked of the Hub.
+The bytes are moved by huggingface_hub (extra `hf`), which sends and fetches nothing twice: the same call resumes.
 """
 
 from __future__ import annotations
@@ -50,13 +46,11 @@ def push(
     return push_store(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run)
 
 
-def pull(
-    repo: str, out: str | Path | None = None, *, revision: str | None = None, split: str | None = None
-) -> Store | Table:
+def pull(repo: str, out: str | Path | None = None, *, revision: str | None = None) -> Store | Table:
     """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
 
     `out`: a folder; default: the name of the repository. Every file is compared with the manifest, which is written
-    last. Files that are already there and complete are kept.
+    last. Files that are already there are kept.
 
     >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
@@ -65,6 +59,6 @@ def pull(
     from milldam.files import in_home
     from milldam.hub.pulling import pull_store
 
-    summary = pull_store(repo, None if out is None else Path(in_home(out)), revision=revision, split=split)
+    summary = pull_store(repo, None if out is None else Path(in_home(out)), revision=revision)
     opened: Store | Table = open_store(summary.out)
     return opened

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from milldam.hub.contents import Contents
+from milldam.hub.client import TOKENIZER, Contents
 from milldam.memory import format_size
 from milldam.stores.kinds import TABLE, TOKENS
 
@@ -21,7 +21,6 @@ _BEGIN, _END = "<!-- milldam: begin -->", "<!-- milldam: end -->"
 _SECTION = re.compile(f"{_BEGIN}.*?{_END}", re.DOTALL)
 _LISTED_SHARDS = 200
 """A header names so many files of a table in order; of more it has a pattern."""
-_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 _LOCAL = re.compile(r"^(/|~|\\\\|[A-Za-z]:[\\/]|file:)")
 
 
@@ -36,37 +35,19 @@ def make_card(contents: Contents, repo: str, existing: str | None) -> tuple[str,
     section = f"{_BEGIN}\n{_body(contents, repo)}\n{_END}"
     text = text.rstrip() + f"\n\n{section}\n" if old is None else text[: old.start()] + section + text[old.end() :]
     card = DatasetCard(text if text.startswith("---") else f"---\n\n---\n\n{text}")
-    _describe(contents, repo, card.data)
-    return str(card), None
-
-
-def _describe(contents: Contents, repo: str, data: Any) -> None:
-    """The header: what the Hub shows and searches, and for a table, how `datasets` reads it."""
-    manifest, kind = contents.manifest, contents.kind
-    rows = "rows" if kind is TABLE else "documents"
+    # The header: what the Hub shows and searches, and for a table, how `datasets` reads it.
+    data, manifest, kind = card.data, contents.manifest, contents.kind
     tag = "question-answering" if getattr(manifest, "qa", None) else {TOKENS: "tokenized", TABLE: "arrow"}[kind]
     data.pretty_name = data.pretty_name or repo.split("/")[1]
     data.tags = list(dict.fromkeys([*(data.get("tags") or ()), "milldam", tag]))
-    data.size_categories = [size_category(manifest.totals[rows])]
     if kind is TABLE:
-        names = [file.name for file in contents.files]
+        names = [name for name in contents.files if name != TOKENIZER]
         paths = names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"
         data.configs = [{"config_name": "default", "data_files": [{"split": "train", "path": paths}]}]
     else:
         # Its files are arrays without a header, which the Hub's viewer can't show; the JSON beside them are no rows.
         data.viewer = False
-
-
-def size_category(rows: int) -> str:
-    """The Hub's word for a number of rows.
-
-    >>> size_category(12), size_category(1_000), size_category(3_000_000)
-    ('n<1K', '1K<n<10K', '1M<n<10M')
-    """
-    if rows < 1000:
-        return "n<1K"
-    power = len(str(rows)) - 4
-    return f"{_SIZES[power]}<n<{_SIZES[power + 1]}" if power + 1 < len(_SIZES) else "n>1T"
+    return str(card), None
 
 
 def _body(contents: Contents, repo: str) -> str:
@@ -87,33 +68,19 @@ def _body(contents: Contents, repo: str) -> str:
         manifest=manifest,
         repo=repo,
         name=repo.split("/")[1],
-        sizes=[file.bytes for file in contents.files if file.bytes is not None],
+        sizes=[record["bytes"] for record in contents.files.values() if "bytes" in record],
         settings=json.dumps(settings, indent=1, ensure_ascii=False).replace("```", "` ` `") if settings else "",
     ).rstrip()
 
 
 def without_paths(value: Any) -> Any:
-    """The same value with absolute paths cut to their last part.
+    """The same value with absolute paths cut to their last part; a separator such as "/" is none.
 
     >>> without_paths({"clean": {"function": "/home/anna/clean.py:fix"}, "eos": "</s>"})
     {'clean': {'function': '.../clean.py:fix'}, 'eos': '</s>'}
     """
-    if _is_local(value):
-        return ".../" + re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    if isinstance(value, str):
+        return ".../" + re.split(r"[\\/]", value.rstrip("\\/"))[-1] if len(value) > 3 and _LOCAL.match(value) else value
     if isinstance(value, Mapping):
         return {without_paths(key): without_paths(one) for key, one in value.items()}
     return [without_paths(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def local_paths(value: Any) -> list[str]:
-    """The absolute paths in a manifest, in order: what a push would make known."""
-    if isinstance(value, Mapping):
-        return [path for item in value.items() for one in item for path in local_paths(one)]
-    if isinstance(value, list | tuple):
-        return [path for one in value for path in local_paths(one)]
-    return [value] if _is_local(value) else []
-
-
-def _is_local(value: Any) -> bool:
-    """An absolute path; a separator such as "/" is none."""
-    return isinstance(value, str) and len(value) > 3 and _LOCAL.match(value) is not None

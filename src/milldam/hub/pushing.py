@@ -7,45 +7,35 @@
 Shards are named after their bytes. So until the last commit an earlier store in the repository stays whole, half a
 push of a first one is no store, and what is there under its name is not sent again. A kill, a lost network and a
 change by someone else are one case: run it again.
-
-Nothing is written to the store, and nothing is pushed but what its manifest names, the manifest and the card. Memory:
-the manifest, an entry per file, and what huggingface_hub holds for the files that it sends at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import json
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
-from milldam.files import address_of
-from milldam.hub.card import CARD, local_paths, make_card
-from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, read_contents
+from milldam.files import address_of, is_whole
+from milldam.hub.card import CARD, make_card
+from milldam.hub.client import (
+    SHARD_FILES,
+    TOKENIZER,
+    Contents,
+    explained,
+    hub_api,
+    read_file,
+    repo_name,
+    size_of,
+    sizes_at,
+)
 from milldam.run.summary import Summary
 from milldam.stores.kinds import KINDS
 
 _FILES_AT_ONCE = 512
 """Files that are checked, then sent in one commit."""
-
-
-class PushFacts(TypedDict):
-    """Facts of the summary that only a push has."""
-
-    repo: str
-    revision: str
-    commit: str | None
-    """The head after the push; None where nothing was committed because the repository is not there (dry run)."""
-    private: bool
-    kind: str
-    dry_run: bool
-    removed: tuple[str, ...]
-    """Files of an earlier push that the store no longer has."""
-
-
-PushSummary = Summary[PushFacts]
+PushSummary = Summary[dict[str, Any]]
 
 
 def push_store(
@@ -62,11 +52,9 @@ def push_store(
     repo, address = repo_name(repo), address_of(folder)
     if address is not None:
         raise ConfigError(f"{address}: a store to push must be on this machine. Copy it here first.")
-    contents, api = read_contents(folder), hub_api()
-    for file in contents.files:
-        if problem := file.wrong_size(folder):
-            raise StoreError(f"{problem}. `milldam verify {folder}` checks the store; make it again.")
-    from huggingface_hub import get_token
+    contents, api = _contents_in(folder), hub_api()
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
+    from huggingface_hub.utils import RepositoryNotFoundError, RevisionNotFoundError
 
     if get_token() is None and not dry_run:
         raise ConfigError(
@@ -79,35 +67,67 @@ def push_store(
             api.create_repo(repo, repo_type="dataset", exist_ok=True, private=not public)
             # Someone else may have made it in the meantime, and not as it was asked for.
             private = bool(_visibility(api, repo, public))
+        branch = revision or "main"
         if revision is not None and not dry_run:
             api.create_branch(repo, repo_type="dataset", branch=revision, exist_ok=True)
-        push = _Push(api, repo, revision or "main", folder, contents, exists=private is not None)
+        commit, there = None, dict[str, int]()
+        with contextlib.suppress(RepositoryNotFoundError, RevisionNotFoundError):  # in a dry run
+            commit = api.repo_info(repo, repo_type="dataset", revision=branch).sha
+            there = sizes_at(api, repo, commit)
+        if contents.kind.manifest not in there:
+            others = [kind.phrase for kind in KINDS if kind.manifest in there]
+            if others or TOKENIZER in there:
+                held = others[0] if others else f"a {TOKENIZER} that milldam did not put there"
+                problem = f"{repo} holds {held}; this is {contents.kind.phrase}."
+                raise MismatchError(f"{problem}\nChoose another name, or another ", Setting("revision"), ".")
+        missing = [name for name in contents.files if name != TOKENIZER and contents.problem(name, there.get(name))]
+        small = {contents.kind.manifest: contents.manifest_bytes}
+        if TOKENIZER in contents.files:
+            small[TOKENIZER] = (folder / TOKENIZER).read_bytes()
+        old = read_file(api, repo, commit, CARD).decode(errors="surrogateescape") if CARD in there else None
+        card, note = make_card(contents, repo, old)
+        small[CARD] = card.encode(errors="surrogateescape")
+        changed = {
+            name: data
+            for name, data in small.items()
+            if name not in there or read_file(api, repo, commit, name) != data
+        }
+        ours = {TOKENIZER, *fnmatch.filter(there, SHARD_FILES)} & there.keys()
+        stale = tuple(sorted(ours - contents.names))
         if not dry_run:
-            push.run(message or f"Push {contents.kind.phrase} with milldam")
-    facts: PushFacts = {
-        "repo": repo,
-        "revision": push.revision,
-        "commit": push.commit,
-        "private": not public if private is None else private,
-        "kind": contents.kind.name,
-        "dry_run": dry_run,
-        "removed": push.stale,
-    }
-    notes = [push.note] if push.note else []
-    if paths := local_paths(json.loads(contents.manifest_bytes)):
-        notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
-    sizes = [file.bytes or 0 for file in push.missing]
-    sizes += [len(data) for name, data in push.closing.items() if name != CARD]
+            said = message or f"Push {contents.kind.phrase} with milldam"
+            target = {"repo_id": repo, "repo_type": "dataset", "revision": branch, "commit_message": said}
+            commit = _send(api, target, folder, contents, missing) or commit
+            closing: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in stale]
+            closing += [CommitOperationAdd(name, data) for name, data in changed.items()]
+            if closing:
+                # Refused by the Hub when someone else made a commit meanwhile.
+                commit = api.create_commit(operations=closing, parent_commit=commit, **target).oid
+    sizes = [contents.files[name]["bytes"] for name in missing]
+    sizes += [len(data) for name, data in changed.items() if name != CARD]
     files = len(contents.names)
     counts = {"files": files, "sent": len(sizes), "sent_bytes": sum(sizes), "present": files - len(sizes)}
+    facts = {"repo": repo, "revision": branch, "commit": commit, "kind": contents.kind.name, "dry_run": dry_run}
     return Summary(
         job="push",
         out=f"{api.endpoint}/datasets/{repo}",
-        up_to_date=not sizes and not push.stale,
-        counts=counts | {"removed": len(push.stale)},
-        warnings=tuple(notes),
-        facts=facts,
+        up_to_date=not sizes and not stale,
+        counts=counts | {"removed": len(stale)},
+        warnings=(note,) if note else (),
+        facts=facts | {"private": not public if private is None else private, "removed": stale},
     )
+
+
+def _contents_in(folder: Path) -> Contents:
+    """The store in a folder, whose files are there, of their sizes."""
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder.")
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    contents = Contents.of(names, lambda name: (folder / name).read_bytes(), str(folder))
+    for name in contents.files:
+        if problem := contents.problem(name, size_of(folder / name)):
+            raise StoreError(f"{folder}/{problem}. `milldam verify {folder}` checks the store; make it again.")
+    return contents
 
 
 def _visibility(api: Any, repo: str, public: bool) -> bool | None:
@@ -118,82 +138,26 @@ def _visibility(api: Any, repo: str, public: bool) -> bool | None:
         private = bool(api.repo_info(repo, repo_type="dataset").private)
     except RepositoryNotFoundError:
         return None
-    if not private and not public:
-        raise ConfigError(
-            f"{repo} is public: everybody could read what is pushed. Nothing was pushed.\nAdd ",
-            Setting("public"),
-            " if that is meant, or choose another name.",
-        )
-    if private and public:
-        raise ConfigError(
-            f"{repo} is private, and milldam does not change that. Nothing was pushed.\nLeave out ",
-            Setting("public"),
-            f", or make it public first: {api.endpoint}/datasets/{repo}/settings",
-        )
+    if private == public:
+        found = "private" if private else "public: everybody could read what is pushed"
+        advice = "Leave out " if private else "Add "
+        raise ConfigError(f"{repo} is {found}. Nothing was pushed.\n{advice}", Setting("public"), " if that is meant.")
     return private
 
 
-class _Push:
-    """The work that is left for a store on a branch of a repository."""
+def _send(api: Any, target: dict[str, Any], folder: Path, contents: Contents, missing: list[str]) -> str | None:
+    """Commit the missing files, if they have the bytes of the manifest; the last commit."""
+    from huggingface_hub import CommitOperationAdd
 
-    def __init__(self, api: Any, repo: str, revision: str, folder: Path, contents: Contents, *, exists: bool) -> None:
-        from huggingface_hub.utils import RevisionNotFoundError
-
-        self._api, self._repo, self._folder, self.revision = api, repo, folder, revision
-        self.commit: str | None = None
-        there: dict[str, Any] = {}
-        if exists:
-            try:
-                self.commit = api.repo_info(repo, repo_type="dataset", revision=revision).sha
-                there = files_at(api, repo, self.commit)
-            except RevisionNotFoundError:  # in a dry run
-                pass
-        kind, others = contents.kind, [kind for kind in KINDS if kind.manifest in there]
-        if others and kind not in others:
-            raise _in_the_way(repo, f"holds {others[0].phrase}; this is {kind.phrase}.")
-        if not others and "tokenizer.json" in there:
-            raise _in_the_way(repo, "has a file tokenizer.json that milldam did not put there; it is not replaced.")
-        self.missing = [
-            file
-            for file in contents.files
-            if file.bytes is not None and (file.name not in there or there[file.name].size != file.bytes)
-        ]
-        """Shards to send."""
-        manifest = read_file(api, repo, self.commit, kind.manifest) if others else b""
-        self.closing = {} if manifest == contents.manifest_bytes else {kind.manifest: contents.manifest_bytes}
-        """Small files of the last commit."""
-        for file in contents.files:
-            if file.bytes is None:
-                data = (folder / file.name).read_bytes()
-                if file.name not in there or read_file(api, repo, self.commit, file.name) != data:
-                    self.closing[file.name] = data
-        old = read_file(api, repo, self.commit, CARD).decode(errors="surrogateescape") if CARD in there else None
-        card, self.note = make_card(contents, repo, old)
-        if card != old:
-            self.closing[CARD] = card.encode(errors="surrogateescape")
-        ours = {"tokenizer.json", *fnmatch.filter(there, SHARD_FILES)} & there.keys()
-        self.stale = tuple(sorted(ours - contents.names))
-
-    def run(self, message: str) -> None:
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-        target = {"repo_type": "dataset", "revision": self.revision, "commit_message": message}
-        for first in range(0, len(self.missing), _FILES_AT_ONCE):
-            files = self.missing[first : first + _FILES_AT_ONCE]
-            for file in files:
-                if not file.is_in(self._folder):
-                    raise StoreError(
-                        f"{self._folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
-                        f"`milldam verify {self._folder}` checks the store; make it again."
-                    )
-            added = [CommitOperationAdd(file.name, self._folder / file.name) for file in files]
-            self.commit = self._api.create_commit(self._repo, added, **target).oid
-        if self.closing or self.stale:
-            closing: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in self.stale]
-            closing += [CommitOperationAdd(name, data) for name, data in self.closing.items()]
-            # Refused by the Hub when someone else made a commit meanwhile.
-            self.commit = self._api.create_commit(self._repo, closing, parent_commit=self.commit, **target).oid
-
-
-def _in_the_way(repo: str, what: str) -> MismatchError:
-    return MismatchError(f"{repo} {what}\nChoose another name, or another ", Setting("revision"), ".")
+    commit = None
+    for first in range(0, len(missing), _FILES_AT_ONCE):
+        names = missing[first : first + _FILES_AT_ONCE]
+        for name in names:
+            if not is_whole(folder / name, contents.files[name]):
+                raise StoreError(
+                    f"{folder / name}: its bytes are not those of the manifest; it was not pushed.\n"
+                    f"`milldam verify {folder}` checks the store; make it again."
+                )
+        added = [CommitOperationAdd(name, folder / name) for name in names]
+        commit = api.create_commit(operations=added, **target).oid
+    return commit

@@ -29,8 +29,6 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.stores.place import hold
 from milldam.stores.table.manifest import IN_USE
 
-_DAY_SECONDS = 86_400
-
 
 def cache_folder() -> Path:
     return user_cache().expanduser().absolute() / "map"
@@ -108,7 +106,7 @@ def remove_leftovers() -> None:
     """Remove what killed processes left half removed, or half written a day ago."""
     for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
-            if (path / IN_USE).exists() or time.time() - path.stat().st_mtime > _DAY_SECONDS:
+            if (path / IN_USE).exists() or time.time() - path.stat().st_mtime > 24 * 3600:
                 shutil.rmtree(path, ignore_errors=True)
 
 

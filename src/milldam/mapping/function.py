@@ -243,11 +243,8 @@ def as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
 
 def _stays_beside(left: list[str], returned: int, passed: int) -> ResultError:
     """More or fewer rows than the function got have no values of the input beside them."""
-    return ResultError(
-        f"{returned:,} rows were returned for {passed:,}, and columns of the input stay: {', '.join(left)}. "
-        "Return values for them too, or leave them out with ",
-        *(Setting("remove_columns", left), "."),
-    )
+    what = f"{returned:,} rows were returned for {passed:,}, and columns of the input stay: {', '.join(left)}. "
+    return ResultError(what, "Return values for them too, or leave them out: ", Setting("remove_columns", left), ".")
 
 
 def _raised_error(error: BaseException, rows: Rows, *, batched: bool) -> FunctionError:

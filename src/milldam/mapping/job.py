@@ -96,15 +96,15 @@ class MapJob(TableJob):
         self._schema = None if schema is None else TableSchema.of(schema)
         self._once = uuid.uuid4().hex if self.function.unhashable else ""
         """In the keys if the function has no hash: nothing is reused."""
+        self._no_hash = f"What {self.function.name} depends on can't be hashed: {'; '.join(self.function.unhashable)}."
 
     # ---- prepare ----
 
     def require_hash(self) -> None:
         """For a table that is to be found again, and for processes that must know that they do the same."""
         if self.function.unhashable:
-            listed = "; ".join(self.function.unhashable)
-            what = f"What {self.function.name} depends on can't be hashed: {listed}. Name it by "
-            raise ConfigError(what, Setting("key"), "; on this machine, a folder for the table is enough.")
+            otherwise = "; on this machine, a folder for the table is enough."
+            raise ConfigError(f"{self._no_hash} Name it by ", Setting("key"), otherwise)
 
     def look(self, folder: Path) -> Source:
         """Look the source up. `folder`: for rows that are written to files first."""
@@ -135,10 +135,8 @@ class MapJob(TableJob):
             raise ConfigError(f"{folder.out}: holds windows that `milldam qa` made. Choose another place.")
         source, function = self.look(folder.folder / SPOOL), self.function
         if function.unhashable:
-            run.observer.warn(
-                f"What {function.name} depends on can't be hashed: {'; '.join(function.unhashable)}. Nothing is reused "
-                'from an earlier run. Name it yourself by the setting "key", and change the name whenever it changes.'
-            )
+            reuse = 'Nothing is reused from an earlier run. Name it by the setting "key", and change the name with it.'
+            run.observer.warn(f"{self._no_hash} {reuse}")
         columns = None if self._schema is None else asdict(self._schema)
         made_from = {"function": asdict(function), "rows_version": _VERSION, "schema": columns}
         made_from |= {**self.settings.parameters, "shard_size": self.settings.unit_bytes}

@@ -100,7 +100,5 @@ class TextEncoder:
         flat, lengths = encoder.encode(array)
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
-            raise InputError(
-                f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
-            )
+            raise InputError(f"text {encoder.uncut[0]} has {size} without white space: too long to encode whole.")
         return [ids.copy() for ids in np.split(flat, np.cumsum(lengths))[:-1]]

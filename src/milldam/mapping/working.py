@@ -88,7 +88,8 @@ class MapLoad:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
                 f"{type(error).__name__}: {error}\nMake it inside the function (once, kept in a global), or use ",
-                *(Setting("workers", 1), " on this machine."),
+                Setting("workers", 1),
+                " on this machine.",
             ) from None
 
 
@@ -125,7 +126,8 @@ class _Arrived:
                 f"{', '.join(differences)}.\nCode was edited after it was loaded: run again (in a notebook, restart "
                 "or reload it first). A value is changed by a call, or does not survive pickling: make it inside the "
                 "function, or use ",
-                *(Setting("workers", 1), "."),
+                Setting("workers", 1),
+                ".",
             )
         return load.load()
 
@@ -168,7 +170,8 @@ class _Worker:
                         f"{self._caller.name} failed on {where}:\n",
                         *error.args,
                         "\nEvery finished unit is safe. Repair it and run again; or set such rows aside with ",
-                        *(Setting("on_error", "reject"), "."),
+                        Setting("on_error", "reject"),
+                        ".",
                     ) from error
                 for number, one, message in failed:
                     place = places.of(done + number, done + number + 1)[0]
@@ -209,9 +212,12 @@ class _Worker:
         if held > limit:
             raise ResourceError(
                 f"{self._caller.name} keeps memory: after a batch its process holds {format_size(held)}, more than "
-                f"the budget of {format_size(limit)}. Let it keep less from call to call; or use a smaller ",
-                *(Setting("shard_size"), " with ", Setting("workers", 2), " or more, so that workers are replaced "),
-                *("between units; or more ", Setting("memory"), "."),
+                f"the budget of {format_size(limit)}. Let it keep less from call to call; or let workers be replaced "
+                "between units, with two or more of them and a smaller ",
+                Setting("shard_size"),
+                "; or give more ",
+                Setting("memory"),
+                ".",
             )
 
 

@@ -230,6 +230,7 @@ def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
                 new.write(np.array([len(parts), *(len(part) for part in parts)], "<i8").data)
                 for part in parts:
                     new.write(part)
+                    new.write(bytes(-len(part) % 8))  # the next one is aligned, as kernels want it
             yield batch
         if whole:
             new.write(bytes.fromhex(new.record["xxh3"]))
@@ -247,9 +248,11 @@ def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
         raise StoreError(f"{path}: damaged, and now removed. Run the same command again: it does without it.")
     while at < end:
         count = int.from_bytes(data[at : at + 8], "little")
-        edges = at + 8 * (count + 1) + np.cumsum([0, *np.frombuffer(data, "<i8", count, at + 8)])
-        head, *buffers = (data[start:stop] for start, stop in itertools.pairwise(edges.tolist()))
+        sizes = np.frombuffer(data, "<i8", count, at + 8)
+        ends = at + 8 * (count + 1) + np.cumsum(sizes + -sizes % 8)
+        starts = (ends - (sizes + -sizes % 8)).tolist()
+        head, *buffers = (data[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True))
         batch: Batch = pickle.loads(head, buffers=buffers)
-        at = int(edges[-1])
+        at = int(ends[-1])
         if batch.number > skip_batches:
             yield batch

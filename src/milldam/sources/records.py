@@ -39,7 +39,11 @@ how many bytes of input. Without records where one that was too large is rejecte
 
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _LINE_END))
+    array, found, count = np.frombuffer(data, np.uint8), np.empty(1 << 16, bool), 0
+    for start in range(0, len(array), len(found)):  # what fits into the processor's cache at a time
+        some = array[start : start + len(found)]
+        count += int(np.count_nonzero(np.equal(some, _LINE_END, out=found[: len(some)])))
+    return count
 
 
 def last_end(data: bytes, separator: Separator) -> int:

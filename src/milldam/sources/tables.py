@@ -250,9 +250,10 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 def head_values(slice: Slice, names: list[str]) -> pa.RecordBatch:
-    """The first values of some columns, without dictionaries."""
+    """The first values of some columns, without dictionaries, in which what is no UTF-8 is U+FFFD."""
     for _, batch in table_batches(slice, lambda _: names) if names else ():
-        return _plain(batch.slice(0, _FIRST_VALUES))
+        columns = _plain(batch.slice(0, _FIRST_VALUES)).columns
+        return pa.record_batch([_mended(column, _REPLACED)[0] for column in columns], names=names)
     return pa.record_batch({})
 
 

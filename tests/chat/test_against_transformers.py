@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,16 +93,3 @@ def test_masks_are_those_of_transformers(
     if held and (template == TAGGED or all(message["content"] for message in messages)):
         trained = {at for begin, end in spans for at in range(begin, end)}
         assert [int(at in trained) for at in range(len(ids))] == made["assistant_masks"]
-
-
-@given(messages=_conversations())
-def test_byte_lengths_tell_what_offsets_tell(shared_data: Path, messages: list[dict[str, Any]]) -> None:
-    """The fast way and HF's offsets agree, where the fast way is taken."""
-    reference, finder = _tokenizer(shared_data / "tokenizers/qwen2.5")
-    settings, talk = json.loads(reference._tokenizer.to_str()), Conversation(messages)
-    slow = TokenSpans(
-        json.dumps(settings | {"normalizer": {"type": "Sequence", "normalizers": [settings["normalizer"]]}})
-    )
-    if any(message["content"] for message in messages if message["role"] == "assistant"):
-        fast = trained_tokens(_renderer(TIGHT), finder, reference._tokenizer, talk)
-        assert fast == trained_tokens(_renderer(TIGHT), slow, reference._tokenizer, talk)

@@ -168,13 +168,6 @@ def test_tools_from_a_table_have_their_own_fields_alone() -> None:
     assert "content" not in _read(read).messages[1]
 
 
-def test_variables_of_a_row_reach_the_template() -> None:
-    """As TRL takes them."""
-    assert _read({"messages": [USER], "chat_template_kwargs": {"enable_thinking": False, "x": None}}).variables == {
-        "enable_thinking": False
-    }
-
-
 def test_rows_of_no_form_are_refused_with_their_columns() -> None:
     """And with what to do."""
     with pytest.raises(InputError, match="columns text"):

@@ -10,17 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from tests.kit.chat_jobs import (
-    TEMPLATE,
-    make_conversations,
-    write_messages,
-    write_template,
-)
-from tests.kit.jobs import (
-    TOKENIZER,
-    run_here,
-    set_aside,
-)
+from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages, write_template
+from tests.kit.jobs import TOKENIZER, run_here, set_aside
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
@@ -65,9 +56,8 @@ def test_tokens_and_stretches_are_those_of_hf(tmp_path: Path) -> None:
     conversations = make_conversations(200)
     store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", conversations))
     assert found(store) == [expected(one) for one in conversations]
-    assert store.has_spans
     chat = store.manifest.chat
-    assert chat is not None
+    assert store.has_spans and chat is not None
     trained = sum(end - begin for number in range(len(store)) for begin, end in store.spans(number))
     assert (chat["form"], chat["pairs"], chat["conversations"]) == ("messages", False, 200)
     assert (chat["turns"], chat["trained_tokens"]) == (sum(map(len, conversations)), trained)
@@ -165,17 +155,6 @@ def test_a_conversation_beyond_every_bound_is_rejected(tmp_path: Path) -> None:
         assert reject["reason"] == "too_large" and where.items() <= reject.items()
 
 
-@pytest.mark.slow
-def test_a_conversation_larger_than_a_batch_is_one_document(tmp_path: Path) -> None:
-    """Some megabytes are encoded in pieces, and the stretches are where they belong."""
-    words = " ".join(one["content"] for talk in make_conversations(300, seed=5) for one in talk)
-    large = [_said("user", words * 10), _said("assistant", "short"), _said("user", "?"), _said("assistant", words * 10)]
-    small = make_conversations(3)
-    store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", [small[0], large, *small[1:]]))
-    assert store.manifest.totals["text_bytes"] > 4 << 20
-    assert found(store) == [expected(one) for one in (small[0], large, *small[1:])]
-
-
 @pytest.mark.parametrize(("rule", "kept"), [("drop", None), ("cut", 50), ("cut_turn", -1)])
 def test_what_is_too_long_is_dropped_or_cut(tmp_path: Path, rule: str, kept: int | None) -> None:
     """Dropped by name; cut to the token; or cut behind the last answer that fits."""
@@ -229,24 +208,11 @@ def test_what_is_said_is_cleaned_before_it_is_rendered(tmp_path: Path) -> None:
     assert found(store) == [expected([_said("user", "What is it?"), _said("assistant", "This.")])]
 
 
-def test_filters_and_limits_apply(tmp_path: Path) -> None:
-    """As to any document, with the reasons counted."""
-    conversations = make_conversations(100, seed=8)
-    path = write_messages(tmp_path / "chat.jsonl", conversations)
-    sizes = [len(expected(one)[0]) for one in conversations]
-    middle = sorted(sizes)[50]
-    store = preprocess(tmp_path, path, out="filtered", filters={"max_tokens": middle})
-    assert len(store) == sum(size <= middle for size in sizes)
-    assert found(make(tmp_path, path, out="limited", limit=7)) == [expected(one) for one in conversations[:7]]
-
-
 def test_what_chat_can_not_be_combined_with_is_refused(tmp_path: Path) -> None:
     """In plain words, before anything is read."""
     path = write_messages(tmp_path / "chat.jsonl", make_conversations(3))
     with pytest.raises(ConfigError, match="cut a conversation"):
         preprocess(tmp_path, path, splits={"val_tokens": 100})
-    with pytest.raises(ConfigError, match="special tokens for text"):
-        make(tmp_path, path, special_text="plain")
     with pytest.raises(ConfigError, match="without a chat template"):
         milldam.tokenize(path, tmp_path / "no", tokenizer=TOKENIZER, chat=True)
     (tmp_path / "text.jsonl").write_text('{"text": "no chat"}\n', encoding="utf-8")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import tokenizers
 from tests.kit.chat_jobs import trained_tokens
@@ -49,17 +47,12 @@ def _refused(reason: str, match: str = ".") -> Any:
         ("user", ["One?<|im_end|>\n", "Two?<|im_end|>\n"]),
         (["system", "assistant"], ["Be brief.<|im_end|>\n", "Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]),
         ("weight", ["Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]),
+        ("all", ["".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in TALK)]),
     ],
 )
 def test_what_is_to_be_trained_on_is_found(words: Any, trained: list[str]) -> None:
-    """Roles, the last answer, or a field; behind the header, to the turn's end."""
+    """Roles, the last answer, or a field; behind the header, to the turn's end. Of everything headers too."""
     assert _trained(CHATML, TALK, words) == trained
-
-
-def test_everything_is_everything() -> None:
-    """Headers too, as asked."""
-    said = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in TALK)
-    assert _trained(CHATML, TALK, "all") == [said]
 
 
 def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
@@ -79,21 +72,10 @@ def test_a_weight_that_is_neither_0_nor_1_is_refused() -> None:
         _trained(CHATML, [*TALK[:2], TALK[2] | {"weight": 0.5}], "weight")
 
 
-def test_thinking_that_is_removed_from_earlier_turns_is_no_hindrance() -> None:
-    """What is written is what is trained on."""
-    template = CHATML.replace(
-        "{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}"
-    )
-    talk = [m | {"content": f"<think>hm</think> {m['content']}"} if m["role"] == "assistant" else m for m in TALK]
-    assert _trained(template, talk) == ["Uno.<|im_end|>\n", "<think>hm</think> Dos.<|im_end|>\n"]
-
-
-def test_a_template_whose_questions_end_with_the_header_trains_on_whole_turns() -> None:
-    """As Llama 2's does: nothing stands between [/INST] and what the model writes."""
-    template = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"  # noqa: E501
-    assert _trained(template, TALK[1:]) == [" Uno. </s>", " Dos. </s>"]
-
-
+LLAMA2 = """{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]\
+{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"""
+FORGETS = CHATML.replace("m.content }}", "m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}")
+THINKING = [m | {"content": f"<think>hm</think> {m['content']}"} if m["role"] == "assistant" else m for m in TALK]
 BY_PLACE = """{% for n in range(messages | length) %}{% set m = messages[n] %}<{{ m.role }}>{{ m.content }}</s>\
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 APART = """{% for m in messages[:-1] %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}\
@@ -117,6 +99,8 @@ CALLS = [
 @pytest.mark.parametrize(
     ("template", "messages", "trained"),
     [
+        (LLAMA2, TALK[1:], [" Uno. </s>", " Dos. </s>"]),
+        (FORGETS, THINKING, ["Uno.<|im_end|>\n", "<think>hm</think> Dos.<|im_end|>\n"]),
         (BY_PLACE, TALK, ["Uno.</s>", "Dos.</s>"]),
         (APART, TALK[1:], ["Uno.</s>", "Dos.</s>"]),
         (WITH_RESULTS, CALLS, ["Hm.<call>look</call>", "</s>", "Dos.</s>"]),
@@ -126,7 +110,8 @@ CALLS = [
 def test_turns_are_found_however_a_template_goes_over_messages(
     template: str, messages: list[dict[str, Any]], trained: list[str]
 ) -> None:
-    """By their places, the last one apart, results of tools within a call's turn, or no header behind them."""
+    """Without headers, without earlier thinking, by their places, the last one apart, results of tools within a call's
+    turn, or no header behind them."""
     assert _trained(template, messages) == trained
 
 
@@ -324,14 +309,3 @@ def test_tokens_of_stretches_hold_what_is_trained_on(
         inside = [at for at, (start, stop) in enumerate(places) if start < end and stop > begin and start < stop]
         assert inside[0] == first and last <= inside[-1] + 1
         assert places[last - 1][1] >= places[inside[-1]][0]
-
-
-def test_nothing_to_find_is_nothing_found(demo_tokenizer: Path) -> None:
-    """An empty batch, and texts without a stretch."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(demo_tokenizer))
-    finder, none = TokenSpans(demo_tokenizer.read_text("utf-8")), np.zeros((0, 2), np.int64)
-    for texts in ([], ["a b"]):
-        ids = np.array([n for text in texts for n in tokenizer.encode(text).ids], np.uint32)
-        ends, counts = np.array([0, len(ids)][: len(texts) + 1], np.int64), np.zeros(len(texts), np.int64)
-        spans, found = finder.find(ids, ends, pa.array(texts, pa.large_string()), none, counts, counts > 0)
-        assert (len(spans), found.tolist()) == (0, counts.tolist())

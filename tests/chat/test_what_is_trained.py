@@ -96,29 +96,17 @@ def test_weights_that_can_not_be_honoured_are_refused_by_name(tmp_path: Path) ->
 # ---- the end of a turn ----
 
 
-def _joining(folder: Path, kind: str) -> Path:
-    """A tokenizer that joins a space to the bracket behind it."""
-    if kind == "bytes":
-        letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        vocab = {letter: number for number, letter in enumerate([*letters, "Ġ["])}
-        made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("Ġ", "[")]))
-        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = tokenizers.decoders.ByteLevel()
-    else:
-        letters = sorted({*SPACED, *"OneUnoTwoDos.?▁"})
-        made = tokenizers.Tokenizer(tokenizers.models.Unigram([*((one, -9.0) for one in letters), ("▁[", -1.0)], 0))
-        made.normalizer = tokenizers.normalizers.Replace(" ", "▁")
-        made.decoder = tokenizers.decoders.Replace("▁", " ")
+def test_the_first_token_of_the_next_turn_is_not_trained_on(tmp_path: Path) -> None:
+    """Where a turn ends in a space that the tokenizer joins to the bracket that follows, such as Mistral's."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate([*letters, "Ġ["])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("Ġ", "[")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
     made.add_special_tokens(["</s>"])
-    made.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
-
-
-@pytest.mark.parametrize("kind", ["bytes", "characters"])
-def test_the_first_token_of_the_next_turn_is_not_trained_on(tmp_path: Path, kind: str) -> None:
-    """Where a turn ends in a space that the tokenizer joins to what follows, such as Mistral's."""
+    made.save(str(tmp_path / "tokenizer.json"))
     talk = [USER, _answer(), USER | {"content": "Two?"}, _answer(content="Dos.")]
-    (trained,) = _trained(tmp_path, {"messages": talk}, template=SPACED, tokenizer=_joining(tmp_path, kind))
+    (trained,) = _trained(tmp_path, {"messages": talk}, template=SPACED, tokenizer=tmp_path / "tokenizer.json")
     assert trained == [" Uno.</s>", " Dos.</s> "]
 
 
@@ -143,13 +131,3 @@ def test_turns_that_a_template_rewrites_are_examples_of_their_own(tmp_path: Path
         ["Uno.</s>", "<think>Hm.\n</think>Dos.</s>"],
         ["Tres.</s>"],
     ]
-
-
-# ---- giants ----
-
-
-def test_nothing_but_giants_is_refused_with_their_number(tmp_path: Path) -> None:
-    """A record is set aside by its size."""
-    row = {"messages": [{"role": "user", "content": "much " * 2_000_000}, _answer()]}
-    with pytest.raises(MilldamError, match="too_large 1"):
-        _trained(tmp_path, row)

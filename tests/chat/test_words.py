@@ -1,32 +1,18 @@
-"""Words know who said them, whatever a template does with them; and a template writes the same with them as without."""
+"""Templates reach nothing but the conversation; words know who said them, and a template writes the same with them."""
 
 from __future__ import annotations
 
 import pytest
 
 from milldam.chat.template import ChatTemplate, TemplateRefusedError
+from milldam.errors import ConfigError
 
 MARK = "qzx"
 """Said by one message, and by no template."""
-SAID = [
-    "",
-    f" {MARK} ",
-    f"<think>a</think>{MARK}",
-    f"{MARK} a\n{MARK}",
-    f"%s {{x}} <b>&amp;{MARK}",
-    "5",
-    "-1",
-    "[INST]",
-]
+THOUGHT, ODD = f"<think>a</think>{MARK}", f"%s {{x}} <b>&amp;{MARK}"
+SAID = ["", f" {MARK} ", THOUGHT, f"{MARK} a\n{MARK}", ODD, "5", "-1", "[INST]"]
 LOOKS = [
-    *(
-        "m.content|length",
-        "m.content|upper|lower",
-        "m.content[0]",
-        "m.content[:4]",
-        "m.content[-3:]",
-        "m.content|first",
-    ),
+    *("m.content|length", "m.content|upper|lower", "m.content[0]", "m.content[:4]", "m.content[-3:]"),
     *("m.content|int", "m.content|float", "m.content|string", "m.content|list|join", "m.content|reverse|reverse"),
     *("m", "m.content|tojson", "m.content|replace('a', 'b')", "m.content.split('</think>')[-1]", "m.content|e"),
     *("m.content * 2", "'%s|' % m.content", "'{}|'.format(m.content)", "m.content ~ '|' ~ 1", "m.content|safe"),
@@ -101,3 +87,34 @@ def test_sources_of_words_are_their_messages(template: str, sources: list[str]) 
     messages = [{"role": "user", "content": " One <b> "}, {"role": "assistant", "content": "two"}]
     words = ChatTemplate(template).render(messages, follow=True).words
     assert [str(source[1]) for _, _, source in words] == sources
+
+
+# ---- the sandbox ----
+
+HELLO = [{"role": "user", "content": "Hello"}]
+REFUSED = {
+    "range": "{% for i in range(10**12) %}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import '/etc/passwd' as x %}",
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__.keys() }}",
+    "a method's": "{{ messages.__class__ }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "through format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "changes": "{{ messages.append(1) }}",
+    "changes of a message": "{{ messages[0].update(role='assistant') }}",
+    "chance": "{{ [1, 2] | random }}",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_leaves_its_sandbox_is_refused(name: str) -> None:
+    """Neither files nor Python's insides are in reach, and the conversation can't be changed."""
+    with pytest.raises((TemplateRefusedError, ConfigError)):
+        pytest.fail(ChatTemplate(REFUSED[name]).render(HELLO).text)
+
+
+def test_a_template_that_is_no_jinja_is_refused_with_its_line() -> None:
+    """The user sees where."""
+    with pytest.raises(ConfigError, match=r"line 2: .*endfro"):
+        ChatTemplate("{% for m in messages %}\n{% endfro %}")

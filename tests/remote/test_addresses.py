@@ -99,18 +99,6 @@ def test_options_of_a_configuration_open_addresses_and_stay_secret(endpoint: str
     assert held == [tmp_path / "job.yaml"]
 
 
-def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None:
-    """Other credentials for the same store are no other settings; and the program that called is as it was."""
-    config: dict[str, Any] = {"datasets": "s3://texts/a.jsonl", "tokenizer": str(TOKENIZER), "memory": "4GB"}
-    config |= {"out": str(tmp_path / "made"), "workers": 1}
-    for secret in (SECRET, "another"):
-        options = {"s3": {"key": "k", "secret": secret, "endpoint_url": endpoint}}
-        store = milldam.preprocess(config | {"storage_options": options})
-        assert len(store) == 50
-    with pytest.raises(milldam.InputError, match="Unable to locate credentials"):
-        milldam.tokenize("s3://texts/a.jsonl", tmp_path / "other", tokenizer=TOKENIZER, memory="4GB")
-
-
 def test_a_store_on_s3_is_read_and_verified(endpoint: str, tmp_path: Path) -> None:
     """Documents, text and batches are those of the folder; secrets are nowhere shown."""
     options = {"key": "k", "secret": SECRET, "client_kwargs": {"endpoint_url": endpoint}}

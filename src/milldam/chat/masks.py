@@ -140,8 +140,11 @@ class Masks:
         search, letter = self._special_in, self._special_letter
         if search is None:
             return False
-        texts = [message.get("content") for message in talk.messages]
-        return any(type(text) is str and letter in text and search(text) for text in texts)
+        for message in talk.messages:
+            text = message.get("content")
+            if type(text) is str and letter in text and search(text):
+                return True
+        return False
 
     def find(self, talk: Conversation) -> tuple[Rendering, list[Stretch], bool]:
         """The rendering, its trained stretches of characters in order, and whether these are derived: not everything,

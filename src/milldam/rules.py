@@ -6,6 +6,7 @@ field's type; contradictions between fields are found by `config/settings.py`, w
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -64,7 +65,8 @@ class Settings:
             return {}
         if not isinstance(value, str):
             return value
-        return {"path": value} if cls.words is None else cls.words.get(value, value)
+        # A copy: overrides are put into it.
+        return {"path": value} if cls.words is None else copy.deepcopy(cls.words.get(value, value))
 
 
 class Short:

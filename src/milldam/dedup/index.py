@@ -209,7 +209,7 @@ class DedupIndex:
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
-                near = self._write_near(run_id, fingerprints)
+                near = None if self._near is None else self._write_near(run_id, fingerprints, self._near)
                 file = new.commit()
             documents, hashes = count_hashes(own), new.size // HASH_BYTES
             run = IndexedRun(
@@ -229,12 +229,35 @@ class DedupIndex:
             self._record(run_id).unlink()
             self._remove_orphans()
 
-    def _write_near(self, run_id: str, fingerprints: Path) -> dict[str, int] | None:
-        """Write the signatures and sketches of what a run kept; what they are."""
-        if self._near is None:
-            return None
-        paths = [self.folder / f"{run_id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS)]
-        return self._near | {"bytes": keep_documents(fingerprints, self._near["bands"] * self._near["rows"], paths)}
+    def _write_near(self, run_id: str, folder: Path, near: dict[str, int]) -> dict[str, int]:
+        """Write signatures, sketches and rows of the documents that a run kept; what they are.
+
+        `folder`: has the signatures and sketches of its units, and its drop files.
+        """
+        size, at = near["bands"] * near["rows"], self.folder
+        with (
+            NewFile(at / f"{run_id}{_SIGNATURES}") as signatures,
+            SketchWriter(at / f"{run_id}{_SKETCHES}", at / f"{run_id}{_ROWS}") as sketches,
+        ):
+            for unit, path in signature_files(folder).items():
+                values, ends = sketch_paths(folder, unit_name(unit))
+                if unit < 0 or not ends.exists():
+                    continue
+                table, found = mapped(path, np.uint8).reshape(-1, size), SketchRows(ends)
+                verdicts = Verdicts(len(table))
+                DropSet(folder, unit).apply(np.arange(len(table)), verdicts)
+                kept = found.rows[verdicts.keep[found.rows.astype(np.int64)]].astype(np.int64)
+                for start in range(0, len(kept), _KEPT_AT_ONCE):
+                    rows = kept[start : start + _KEPT_AT_ONCE]
+                    rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
+                    spans = found.find(rows)
+                    counts = np.minimum(spans.counts, SHINGLES_KEPT)
+                    cut = spans.cut | (spans.counts > SHINGLES_KEPT)
+                    numbers = signatures.size // size + np.arange(len(rows))
+                    sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
+                    signatures.write(table[rows].tobytes())
+            files = signatures.commit(), *sketches.commit(durable=True).values()
+        return near | {"bytes": sum(int(file["bytes"]) for file in files)}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -291,39 +314,8 @@ def pinned_names(number: int) -> dict[str, str]:
     return dict(zip(_ENDINGS, names, strict=True))
 
 
-def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) -> int:
-    """Write signatures, sketches and rows of the documents of a run that it kept; how many bytes it took.
-
-    `folder`: has the signatures and sketches of its units, and its drop files.
-    """
-    signatures_path, *sketch_files = paths
-    with NewFile(signatures_path) as signatures, SketchWriter(*sketch_files) as sketches:
-        for unit, path in signature_files(folder).items():
-            values, ends = sketch_paths(folder, unit_name(unit))
-            if unit < 0 or not ends.exists():
-                continue
-            table, found = mapped(path, np.uint8).reshape(-1, signature_bytes), SketchRows(ends)
-            kept = found.rows[_kept(folder, unit, len(table))[found.rows.astype(np.int64)]].astype(np.int64)
-            for start in range(0, len(kept), _KEPT_AT_ONCE):
-                rows = kept[start : start + _KEPT_AT_ONCE]
-                rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
-                spans = found.find(rows)
-                counts = np.minimum(spans.counts, SHINGLES_KEPT)
-                cut = spans.cut | (spans.counts > SHINGLES_KEPT)
-                numbers = signatures.size // signature_bytes + np.arange(len(rows))
-                sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
-                signatures.write(table[rows].tobytes())
-        return sum(int(file["bytes"]) for file in (signatures.commit(), *sketches.commit().values()))
-
-
 def _state_of(runs: Sequence[IndexedRun]) -> str:
     return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
-
-
-def _kept(folder: Path, unit: int, documents: int) -> Mask:
-    verdicts = Verdicts(documents)
-    DropSet(folder, unit).apply(np.arange(documents), verdicts)
-    return verdicts.keep
 
 
 def _read_run(path: Path) -> IndexedRun | None:
@@ -347,25 +339,12 @@ def _check_id(run_id: str) -> None:
 _NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedIndex:
-    """The runs of the index that the documents of a job are compared with; it pickles."""
-
-    runs: tuple[str, ...]
-    """Ids of the runs of the index."""
-    paths: tuple[Path, ...]
-    normalize: bool
-
-    def open(self) -> SeenBefore:
-        return SeenBefore(self)
-
-
 class SeenBefore:
-    """Drops the documents of a unit that the index holds."""
+    """Drops the documents of a unit that the index holds, by the hash files of its runs."""
 
-    def __init__(self, index: PinnedIndex) -> None:
-        self._hashes = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in index.paths]
-        self._normalize = index.normalize
+    def __init__(self, paths: Sequence[Path], *, normalize: bool) -> None:
+        self._hashes = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in paths]
+        self._normalize = normalize
         self._runs: dict[int, int] = {}
 
     def apply(self, texts: pa.LargeStringArray, rows: Int64s, verdicts: Verdicts) -> None:

@@ -302,7 +302,8 @@ def seed_keys(low: Hashes, high: Hashes) -> Hashes:
 def bits_of(hashes: Hashes) -> Hashes:
     """A table that says of most hashes that they are not among these: two bits of one number each, in all about 16
     for each hash."""
-    hashes, one, low = np.unique(hashes), np.uint64(1), np.uint64(63)
+    hashes, one, low = np.sort(hashes), np.uint64(1), np.uint64(63)
+    hashes = hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
     table = np.zeros(1 << max(1, (len(hashes) // 4).bit_length()), np.uint64)
     bits = one << (hashes >> np.uint64(32) & low) | one << (hashes >> np.uint64(38) & low)
     np.bitwise_or.at(table, (hashes >> shift_of(table)).view(np.int64), bits)

@@ -54,16 +54,16 @@ def resolve_exact(
     partitions: int,
     *,
     exempt_below: int,
-    index_files: Sequence[Path],
     memory_bytes: int,
     threads: int,
 ) -> Resolved:
     """Write the drop file of one partition of the hashes in a folder.
 
-    Units below `exempt_below` are never dropped, but what they have counts as seen. What is in one of `index_files` is
-    dropped. `memory_bytes`: what this call may add to the process.
+    Units below `exempt_below` are never dropped, but what they have counts as seen; so does what runs of the index
+    have. `memory_bytes`: what this call may add to the process.
     """
-    sources, documents, seen = sources_of(folder, index_files), 0, 0
+    sources, documents, seen = sources_of(folder), 0, 0
+    runs = sum(unit < 0 for _, unit in sources)
     sizes = np.zeros(64, np.int64)
     with work_folder(folder / f".{EXACT}-{partition:05d}") as work:
         numbers = itertools.count()
@@ -82,7 +82,7 @@ def resolve_exact(
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
             for position, first in _merged_runs(work):
                 of_index = first < 0
-                writer.add(position, np.where(of_index, -1 - (first + len(index_files)), first))
+                writer.add(position, np.where(of_index, -1 - (first + runs), first))
                 seen += int(np.count_nonzero(of_index))
             writer.commit()
     clusters = {1 << k: count for k, count in enumerate(sizes.tolist()) if count}
@@ -108,9 +108,10 @@ def _merged_runs(folder: Path) -> Iterator[tuple[Positions, Positions]]:
 # ---- hashes, each once ----
 
 
-def sources_of(folder: Path, index_files: Sequence[Path] = ()) -> list[Source]:
-    """The hash files of earlier runs, then those of a folder's units: in the order in which documents count."""
-    earlier = [(path, number - len(index_files)) for number, path in enumerate(index_files)]
+def sources_of(folder: Path) -> list[Source]:
+    """The hash files in a folder, of runs of the index, then of units: in the order in which documents count."""
+    runs = sorted(folder.glob("index-*.hashes"))
+    earlier = [(path, number - len(runs)) for number, path in enumerate(runs)]
     return earlier + [(path, int(path.stem.split("-")[1])) for path in sorted(folder.glob("hashes-*.bin"))]
 
 

@@ -45,6 +45,7 @@ from milldam.files import (
     has_size,
     hash_bytes,
     read_sealed,
+    remove_matching,
     remove_temporaries,
     write_json,
     write_sealed,
@@ -152,6 +153,7 @@ class DedupIndex:
             fresh = pinned is None or not whole or (pinned["index"], pinned["state"]) != (self.place, state)
         if fresh:
             with self._locked(), explain_os_errors(folder):
+                remove_matching(folder, "index-*.hashes", "*-index-*")
                 runs = self.others(run_id, out)
                 if state not in (None, _state_of(runs)):
                     message = (
@@ -174,7 +176,6 @@ class DedupIndex:
         for ending, name in pinned_names(number).items():
             path, target = self.folder / f"{run.id}{ending}", folder / name
             if ending == _HASHES or (self._near is not None and path.exists()):
-                target.unlink(missing_ok=True)
                 try:
                     target.hardlink_to(path)
                 except OSError:  # the folders are on different disks
@@ -189,19 +190,19 @@ class DedupIndex:
         fingerprints: Path,
         *,
         exempt_below: int,
-        index_files: Sequence[Path],
         memory_bytes: int,
         threads: int,
     ) -> IndexedRun:
         """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.
 
-        `fingerprints`: the folder with its hash files. What one of `index_files` has is left to its run, but for what
-        documents of units below `exempt_below` have: they stay. `memory_bytes`: what this call may add to the process.
+        `fingerprints`: the folder with its hash files, and those of the runs that it was compared with. What one of
+        these has is left to it, but for what documents of units below `exempt_below` have: they stay. `memory_bytes`:
+        what this call may add to the process.
         """
         _check_id(run_id)
-        own, earlier = sources_of(fingerprints), sources_of(Path(), index_files)
-        exempt = sum(unit < exempt_below for _, unit in own)
-        sources = [*own[:exempt], *earlier, *own[exempt:]]
+        sources = sources_of(fingerprints)
+        own = [one for one in sources if one[1] >= 0]
+        sources.sort(key=lambda source: not 0 <= source[1] < exempt_below)  # what stays comes first
         with self._locked():
             remove_temporaries(self.folder)
             with NewFile(self._hash_file(run_id)) as new:

@@ -294,23 +294,6 @@ def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytes
     assert texts_in(lines_job(tmp_path, ["a"], overwrite=True, **settings)) == ["a two and more"]
 
 
-# ---- filters ----
-
-
-def test_filters_by_characters_and_tokens(tmp_path: Path) -> None:
-    """Bounds are inclusive; tokens count the special ones; each drop has its reason."""
-    texts = [*fresh_texts(300, words=(1, 60)), "é" * 20, "é" * 19]
-    rules = {"min_characters": 20, "max_characters": 250, "min_tokens": 40, "max_tokens": 90}
-    store = lines_job(tmp_path, texts, filters=rules, dedup="off")
-    tokens = {text: len(store.tokenizer.encode(text, add_special_tokens=False).ids) + 1 for text in texts}
-    kept = [text for text in texts if 20 <= len(text) <= 250 and 40 <= tokens[text] <= 90]
-    assert_holds(store, kept)
-    dropped = drops_by_stage(store.path)
-    assert sum(dropped["filter"].values()) == sum(not 20 <= len(text) <= 250 for text in texts)
-    assert sum(dropped["encode"].values()) == len(texts) - len(kept) - sum(dropped["filter"].values())
-    assert len(dropped["filter"]) == 2 and len(dropped["encode"]) == 2
-
-
 # ---- the report and the library ----
 
 
@@ -331,13 +314,3 @@ def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No documents left"):
         lines_job(tmp_path, texts, "bad", dedup={"index": index}, filters={"min_characters": 10**6})
     assert len(lines_job(tmp_path, texts, "good", dedup={"index": index})) == 50
-
-
-def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
-    """A document that is left out of one dataset is not missed in another."""
-    texts = fresh_texts(200)
-    all_of_them = write_lines(tmp_path / "a.jsonl", texts)
-    some = write_lines(tmp_path / "b.jsonl", texts[:50])
-    store = preprocess(tmp_path / "out", [{"path": all_of_them, "weight": 0.2}, {"path": some}])
-    assert set(texts[:50]) <= set(texts_in(store))
-    assert len(set(texts_in(store))) == len(store)

@@ -399,17 +399,6 @@ def test_the_library_prints_nothing(tmp_path: Path, lines: Path, capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_library_leaves_the_environment_as_it_was(
-    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thread limits for this job are not left behind for the rest of the process."""
-    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    before = dict(os.environ)
-    tokenize(lines, tmp_path / "s", encoder="huggingface")
-    assert dict(os.environ) == before
-
-
 # ---- one .npy file ----
 
 
@@ -456,13 +445,6 @@ def test_npy_of_changed_text_is_made_again_and_of_other_settings_refused(tmp_pat
     assert "is up to date" in npy(text)
 
 
-def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
-    """Another ending, or no -o for what is no single text, is refused."""
-    assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
-    assert "say where the file goes" in npy(lines, code=2)
-    assert "say where the file goes" in npy(text, text, code=2)
-
-
 # ---- what is not read ----
 
 
@@ -506,19 +488,3 @@ def test_a_text_file_larger_than_a_document_is_encoded_in_pieces(tmp_path: Path,
     assert store.manifest.totals["characters"] - whole.manifest.totals["characters"] == whole.manifest.totals[
         "characters"
     ] - len("beforeafter")
-
-
-def test_a_large_text_file_of_white_space_is_empty(tmp_path: Path) -> None:
-    """It leaves no trace in the store; so does one that a user's cleaning would have to see whole."""
-    (tmp_path / "in").mkdir()
-    for name, text in zip("abc", ["one", " \n" * 1_000_000, "two"], strict=True):
-        (tmp_path / "in" / f"{name}.txt").write_text(text, newline="")
-    common = {"datasets": str(tmp_path / "in"), "tokenizer": str(TOKENIZER), "max_document_bytes": "1MB"}
-    store = milldam.preprocess(common | {"out": str(tmp_path / "s")})
-    assert documents(store) == expected_ids(["one", "two"]) and store.manifest.tally.reasons == {"empty": 1}
-    (tmp_path / "f.py").write_text("def clean(text):\n    return text\n")
-    clean = {"function": f"{tmp_path}/f.py:clean"}
-    store = milldam.preprocess(common | {"out": str(tmp_path / "t"), "clean": clean, "write_dropped": True})
-    assert documents(store) == expected_ids(["one", "two"])
-    assert store.manifest.tally.reasons == {"too_large_for_function": 1}
-    assert [one["text_truncated"] for one in set_aside(store, "dropped")] == [True]

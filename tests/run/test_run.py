@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,30 +129,13 @@ def test_a_run_clears_what_an_earlier_one_left(tmp_path: Path) -> None:
 
 
 def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
-    """One run at a time, though it has no plan yet: another is refused and removes nothing. `milldam status` in a loop,
-    which looks at the lock, keeps nobody out."""
+    """One run at a time, though it has no plan yet: another is refused and removes nothing."""
     with run_in(tmp_path / "s") as first:
         first.inputs.write([(0, INPUT_FILE)])
         assert is_at_work(tmp_path / "s" / "run")
         with pytest.raises(ConfigError, match="another run is using it"), run_in(tmp_path / "s"):
             pass
         assert list(first.inputs.listed())
-    start(tmp_path / "s", units(1))
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            is_at_work(tmp_path / "s" / "run")
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        for _ in range(200):
-            with run_in(tmp_path / "s"):
-                pass
-    finally:
-        stop.set()
-        watcher.join()
     assert not is_at_work(tmp_path / "s" / "run")
 
 

@@ -323,17 +323,6 @@ def test_a_script_stops_when_slurm_refuses(jobs_folder: Path) -> None:
     assert len(submitted(jobs_folder, slurm_script(COMMAND, STAGES, 2), code=1)) == 1
 
 
-def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
-    """The configuration is checked first; the script goes to a file or to standard output."""
-    options = ("--nodes", 3, "--cpus", 2, "--mem", "4G")
-    made = invoke("slurm", *options, "-o", tmp_path / "job.sh", "preprocess", job.path)
-    assert made.exit_code == 0 and "prepare, count, tokenize, finish; 3 machines" in made.output
-    script = (tmp_path / "job.sh").read_text()
-    assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
-    shown = invoke("slurm", *options, "--", "preprocess", job.path)
-    assert shown.output == script and not job.out.exists()
-
-
 @pytest.mark.slow
 def test_every_stage_through_the_script_while_tasks_are_killed(tmp_path: Path) -> None:
     """Dedup, splits by tokens, packing; a task of every array is killed once and queued again by itself."""

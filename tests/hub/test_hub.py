@@ -490,7 +490,7 @@ def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None
     assert "8 fetched" in run_here("pull", REPO, "-o", out).stdout
     assert "is up to date" in run_here("pull", REPO, "-o", out).stdout
     told = pulled(REPO, out)
-    assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).sums["tokens"] == 80_018
+    assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).totals["tokens"] == 80_018
     assert "USER/NAME" in run_here("pull", "anna/a b", "-o", out, code=2).stderr
 
 

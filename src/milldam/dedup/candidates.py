@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, drop_files, drops_in, unit_and_row
+from milldam.dedup.drops import EVALUATION, EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import (
     Hashes,
     Int64s,
@@ -223,7 +223,7 @@ class _Search:
 
     def _dropped_before(self) -> Bools | None:
         """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
-        paths = drop_files(self._work.folder, EXACT, BLOOM, EVALUATION)
+        paths = drop_files(self._work.folder, EXACT, EVALUATION)
         if not paths:
             return None
         dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)

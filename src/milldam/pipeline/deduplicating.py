@@ -39,7 +39,6 @@ from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
 from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps
 from milldam.dedup.drops import (
-    BLOOM,
     EVALUATION,
     EXACT,
     UNKNOWN,
@@ -50,7 +49,7 @@ from milldam.dedup.drops import (
     place_of,
     unit_and_row,
 )
-from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_bloom, resolve_exact, sources_of
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
 from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.index import DedupIndex
 from milldam.dedup.keys import Int64s
@@ -86,7 +85,7 @@ NEAR_WORKER_BYTES = 120 * 10**6
 
 def step_counts(rules: DedupRules, partitions: int, units: int, *, evaluation: bool) -> dict[str, int]:
     """The stages of a job in order, and into how many pieces each is cut."""
-    counts = {FINGERPRINT: units, GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
+    counts = {FINGERPRINT: units, GROUP: 0 if rules.method == "off" else partitions}
     counts[DECONTAMINATE] = int(evaluation)
     if rules.near is not None:
         counts |= {RANK: int(rules.near.prefer != "first"), NEAR: pair_steps(rules.near), SHINGLE: units}
@@ -125,11 +124,8 @@ class Resolving:
         if stage == GROUP:
             limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
             limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
-            names = [drop_file_name(self.rules.method, number)]
-            if self.rules.method == BLOOM:
-                facts = resolve_bloom(folder, rate=self.rules.false_positive_rate, **limits)
-            else:
-                facts = resolve_exact(folder, number, self.steps, threads=self.threads, **limits)
+            names = [drop_file_name(EXACT, number)]
+            facts = resolve_exact(folder, number, self.steps, threads=self.threads, **limits)
         elif stage == DECONTAMINATE:
             names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
         elif stage == RANK:
@@ -153,7 +149,7 @@ class Resolving:
             for path in sorted(self.folder.glob("matches-*.bin")):
                 unit, found = int(path.stem.rpartition("-")[2]), Matches.read(path)
                 if len(found.row):
-                    dropped = DropSet(self.folder, unit, (EXACT, BLOOM))
+                    dropped = DropSet(self.folder, unit, (EXACT,))
                     gone = [row for row in np.unique(found.row).tolist() if dropped.of(row) is not None]
                     found = found.only(~np.isin(found.row, gone))
                 yield unit, found
@@ -318,7 +314,7 @@ class Deduplication:
             return records
         if name == GROUP:
             few = count_hashes(sources_of(self.folder, load.index_files)) <= FEW_HASHES
-            small = few and load.steps == 1 and self._rules.method == EXACT
+            small = few and load.steps == 1
         elif name == DECONTAMINATE:
             files = [*self.folder.glob("matches-*.bin"), *([load.evaluation] if load.evaluation else [])]
             small = sum(path.stat().st_size for path in files) <= FEW_BYTES

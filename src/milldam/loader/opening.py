@@ -19,7 +19,7 @@ from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign, rea
 from milldam.input_files import NO_INPUT, add_input, bare_name, files_below, is_ours, nearby, version_of
 from milldam.loader.stores import Store
 from milldam.stores.kinds import TOKENS, store_kind
-from milldam.stores.place import Folder
+from milldam.stores.tokens.manifest import Manifest
 
 log = logging.getLogger("milldam")
 
@@ -93,8 +93,9 @@ def _result_of(path: Path) -> Path:
     command = f"milldam tokenize {shlex.quote(str(path))} -o {shlex.quote(str(store))} --tokenizer ..."
     for result in (store, npy):
         if result.exists():
-            facts: Any = TOKENS.facts(Folder(store)) if result == store else read_sidecar(npy) or {}
-            if facts.get("input", {}).get("fingerprint") == input["fingerprint"]:
+            sidecar = None if result == store else read_sidecar(npy)
+            made_from = Manifest.read(store).input if result == store else sidecar and sidecar["input"]
+            if made_from and made_from.get("fingerprint") == input["fingerprint"]:
                 return result
     if stale := " and ".join(str(result) for result in (store, npy) if result.exists()):
         raise MismatchError(

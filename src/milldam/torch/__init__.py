@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError('milldam.torch needs torch: pip install "milldam[torch]"', name="torch") from None
 
-from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import Batches, differences
 from milldam.loader.samples import Samples
@@ -236,25 +235,13 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self.__dict__ = state | {"_shared": state["_shared"].share_memory_()}
 
 
-class _LoopState(TypedDict):
-    begin: dict[str, Any]
-    taken: int
-    sharing: dict[str, Any]
-
-
 class _Loop:
     """A worker's share of one loop, with the state that torchdata's StatefulDataLoader saves of each worker: where the
     whole loop began, and how many batches of it this worker made."""
 
     def __init__(self, batches: Batches[Any], worker: int, workers: int) -> None:
-        of = batches.delivery
-        self._sharing: State = {
-            "batch_size": of.batch_size,
-            "world_size": of.world_size,
-            "workers": workers,
-            "worker": worker,
-        }
-        self._batches, self._begin, self._taken = batches, batches.state_dict(), 0
+        self._batches, self._worker, self._workers = batches, worker, workers
+        self._begin, self._taken = batches.state_dict(), 0
         self._running: Iterator[Any] | None = None
 
     def __iter__(self) -> _Loop:
@@ -262,24 +249,25 @@ class _Loop:
 
     def __next__(self) -> Any:
         if self._running is None:
-            workers = self._sharing["workers"]
-            self._running = self._batches._every(workers, self._sharing["worker"] + self._taken * workers)
+            self._running = self._batches._every(self._workers, self._worker + self._taken * self._workers)
         batch = converted(next(self._running), torch.from_numpy)
         self._taken += 1
         return batch
 
-    def state_dict(self) -> State:
-        return {"begin": self._begin, "taken": self._taken, "sharing": self._sharing}
+    def state_dict(self) -> dict[str, Any]:
+        of = self._batches.delivery
+        share = {"batch_size": of.batch_size, "world_size": of.world_size}
+        share |= {"workers": self._workers, "worker": self._worker}
+        return {"begin": self._begin, "taken": self._taken, "share": share}
 
-    def load_state_dict(self, state: State) -> None:
-        loaded: _LoopState = checked(_LoopState, state, "The state of a loop")
-        if changed := differences(loaded["sharing"], self._sharing):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if changed := differences(state.get("share", {}), self.state_dict()["share"]):
             raise MismatchError(
                 f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, save "
                 "dataset.state_after(batches taken), and load that into the dataset."
             )
-        self._batches.load_state_dict(loaded["begin"])
-        self._begin, self._taken, self._running = loaded["begin"], loaded["taken"], None
+        self._batches.load_state_dict(state["begin"])
+        self._begin, self._taken, self._running = state["begin"], state["taken"], None
 
 
 def _ranks_of_torch() -> tuple[int, int]:

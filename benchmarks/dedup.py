@@ -93,7 +93,7 @@ def resolve(folder: Path, limit_bytes: int, threads: int) -> None:
     watch.start()
     started, processor = time.perf_counter(), time.process_time()
     memory_bytes = limit_bytes - usage().anonymous
-    found = resolve_exact(folder, 0, 1, exempt_below=0, index_files=[], memory_bytes=memory_bytes, threads=threads)
+    found = resolve_exact(folder, 0, 1, exempt_below=0, memory_bytes=memory_bytes, threads=threads)
     figures = {
         "documents": found["documents"],
         "distinct": found["distinct"],

@@ -43,7 +43,6 @@ Source = tuple[Path, int]
 Repeated = Callable[[Positions, Positions], None]
 T = TypeVar("T")
 
-
 Resolved = dict[str, Any]
 """What was found; the sum over partitions is the whole. `documents`, `distinct`, `dropped`, of these `seen_before` by
 an earlier run; `clusters`: sets of equal documents by size, in powers of two: {1: alone, 2: 2 or 3, 4: 4 to 7, ...}."""
@@ -55,26 +54,35 @@ def resolve_exact(
     partitions: int,
     *,
     exempt_below: int,
-    index_files: Sequence[Path],
     memory_bytes: int,
     threads: int,
 ) -> Resolved:
     """Write the drop file of one partition of the hashes in a folder.
 
-    Units below `exempt_below` are never dropped, but what they have counts as seen. What is in one of `index_files` is
-    dropped. `memory_bytes`: what this call may add to the process.
+    Units below `exempt_below` are never dropped, but what they have counts as seen; so does what runs of the index
+    have. `memory_bytes`: what this call may add to the process.
     """
-    sources, documents, seen = sources_of(folder, index_files), 0, 0
+    sources, documents, seen = sources_of(folder), 0, 0
+    runs = sum(unit < 0 for _, unit in sources)
     sizes = np.zeros(64, np.int64)
     with work_folder(folder / f".{EXACT}-{partition:05d}") as work:
-        dropped = _Dropped(work, exempt_below << ROW_BITS)
+        numbers = itertools.count()
+
+        def add(position: Positions, first: Positions) -> None:
+            """A sorted run of documents to drop, each with the first equal one; called in any thread."""
+            order = np.argsort(position)
+            order = order[position[order] >= exempt_below << ROW_BITS]
+            path = work / f"{next(numbers):07d}.run"
+            with explain_os_errors(path):
+                path.write_bytes(np.stack((position[order], first[order])).tobytes())
+
         grouping = partial(each_range, sources, memory_bytes, threads, partition=partition, partitions=partitions)
-        for count, some in grouping(_sizes, dropped.add):
+        for count, some in grouping(_sizes, add):
             documents, sizes = documents + count, sizes + some
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
-            for position, first in dropped.in_order():
+            for position, first in _merged_runs(work):
                 of_index = first < 0
-                writer.add(position, np.where(of_index, -1 - (first + len(index_files)), first))
+                writer.add(position, np.where(of_index, -1 - (first + runs), first))
                 seen += int(np.count_nonzero(of_index))
             writer.commit()
     clusters = {1 << k: count for k, count in enumerate(sizes.tolist()) if count}
@@ -88,34 +96,22 @@ def _sizes(table: Words) -> tuple[int, Positions]:
     return int(sizes.sum()), np.bincount(np.frexp(sizes)[1] - 1, minlength=64)
 
 
-class _Dropped:
-    """Documents to drop, each with the first equal one, in sorted runs: files of positions, then of those."""
-
-    def __init__(self, folder: Path, exempt_below: int) -> None:
-        self._folder, self._exempt_below, self._numbers = folder, exempt_below, itertools.count()
-
-    def add(self, position: Positions, first: Positions) -> None:
-        """In any thread."""
-        order = np.argsort(position)
-        order = order[position[order] >= self._exempt_below]
-        path = self._folder / f"{next(self._numbers):07d}.run"
-        with explain_os_errors(path):
-            path.write_bytes(np.stack((position[order], first[order])).tobytes())
-
-    def in_order(self) -> Iterator[tuple[Positions, Positions]]:
-        runs = [mapped(path, np.int64).reshape(2, -1) for path in sorted(self._folder.glob("*.run"))]
-        for parts in in_ranges([run[0].view(np.uint64) for run in runs], _AT_ONCE):
-            position, first = np.concatenate([runs[number][:, part] for number, part in parts], axis=1)
-            order = np.argsort(position, kind="stable")  # runs one after the other are merged
-            yield position[order], first[order]
+def _merged_runs(folder: Path) -> Iterator[tuple[Positions, Positions]]:
+    """Documents to drop and the first equal ones, in order, from sorted runs."""
+    runs = [mapped(path, np.int64).reshape(2, -1) for path in sorted(folder.glob("*.run"))]
+    for parts in in_ranges([run[0].view(np.uint64) for run in runs], _AT_ONCE):
+        position, first = np.concatenate([runs[number][:, part] for number, part in parts], axis=1)
+        order = np.argsort(position, kind="stable")  # runs one after the other are merged
+        yield position[order], first[order]
 
 
 # ---- hashes, each once ----
 
 
-def sources_of(folder: Path, index_files: Sequence[Path] = ()) -> list[Source]:
-    """The hash files of earlier runs, then those of a folder's units: in the order in which documents count."""
-    earlier = [(path, number - len(index_files)) for number, path in enumerate(index_files)]
+def sources_of(folder: Path) -> list[Source]:
+    """The hash files in a folder, of runs of the index, then of units: in the order in which documents count."""
+    runs = sorted(folder.glob("index-*.hashes"))
+    earlier = [(path, number - len(runs)) for number, path in enumerate(runs)]
     return earlier + [(path, int(path.stem.split("-")[1])) for path in sorted(folder.glob("hashes-*.bin"))]
 
 

@@ -74,7 +74,6 @@ from milldam.sources.units import Unit
 FINGERPRINT, GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE = (
     "fingerprint", "group", "decontaminate", "rank", "near", "shingle", "verify", "decide",
 )  # fmt: skip
-NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 RECORDS, FOLDER, FINDINGS = "fingerprints.jsonl", "dedup", "contamination.jsonl"
 FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
 """So many are looked through for near-duplicates in this process, in a second or two, with so much memory; of index
@@ -106,7 +105,6 @@ class Resolving:
     rules: DedupRules
     exempt_below: int
     """Documents of the units before this one are never dropped."""
-    index_files: tuple[Path, ...]
     evaluation: Path | None
     """The index of the evaluation sets."""
     sets: tuple[EvaluationSet, ...]
@@ -122,10 +120,9 @@ class Resolving:
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         stage, number, folder, facts = self.stage, assigned.unit, self.folder, dict[str, Any]()
         if stage == GROUP:
-            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
-            limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
-            names = [drop_file_name(EXACT, number)]
-            facts = resolve_exact(folder, number, self.steps, threads=self.threads, **limits)
+            room = self.memory_bytes - held_bytes()  # what this process holds already counts too
+            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "memory_bytes": room, "threads": self.threads}
+            names, facts = [drop_file_name(EXACT, number)], resolve_exact(folder, number, self.steps, **limits)
         elif stage == DECONTAMINATE:
             names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
         elif stage == RANK:
@@ -297,7 +294,6 @@ class Deduplication:
             folder=self.folder,
             rules=self._rules,
             exempt_below=self._exempt_below,
-            index_files=tuple(self.index.values()),
             evaluation=self._evaluation,
             sets=self._config.decontaminate,
             compared=compared,
@@ -313,7 +309,7 @@ class Deduplication:
         if not todo:
             return records
         if name == GROUP:
-            few = count_hashes(sources_of(self.folder, load.index_files)) <= FEW_HASHES
+            few = count_hashes(sources_of(self.folder)) <= FEW_HASHES
             small = few and load.steps == 1
         elif name == DECONTAMINATE:
             files = [*self.folder.glob("matches-*.bin"), *([load.evaluation] if load.evaluation else [])]
@@ -397,7 +393,6 @@ class Deduplication:
                 self._out,
                 self.folder,
                 exempt_below=self._exempt_below,
-                index_files=tuple(self.index.values()),
                 memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
                 threads=self._cores,
             )
@@ -410,7 +405,7 @@ def remove_drop_files(folder: RunFolder) -> None:
     if found:
         live = (Path(name).name for record in read_records(folder.folder, RECORDS) for name in record.files)
         sweep(folder.folder / PRINTS, ("*",), live)
-        for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
+        for name in (GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE):
             forget_records(folder.folder, f"{name}.jsonl")
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

@@ -233,18 +233,18 @@ def test_ranks_share_a_store_and_survive_one_another(corpus: Path, reference: Pa
     """Each unit is made once; when the rank that has the maker is killed, the others go on."""
     store = tmp_path / "store"
     command = [sys.executable, "-c", _RANK, str(corpus), str(store), str(TOKENIZER)]
-    pipe = subprocess.PIPE
-    ranks = [subprocess.Popen([*command, str(rank)], stdout=pipe, stderr=pipe, text=True) for rank in range(3)]
-    firsts = [rank.stdout.readline() for rank in ranks if rank.stdout is not None]
+    outs = [tmp_path / f"rank-{rank}" for rank in range(3)]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=out.open("w")) for rank, out in enumerate(outs)]
+    wait_until(lambda: all(out.stat().st_size for out in outs))
     makers = {rank: psutil.Process(rank.pid).children() for rank in ranks}
     victim = next(rank for rank in ranks if any(one.status() != psutil.STATUS_ZOMBIE for one in makers[rank]))
     victim.kill()
     expected = digests(milldam.open(reference, units=True))
     for number, rank in enumerate(ranks):
-        out, errors = rank.communicate(timeout=120)
         if rank is not victim:
-            assert rank.returncode == 0, errors
-            assert (firsts[number] + out).split() == expected[number::3]
+            assert rank.wait(120) == 0
+            assert outs[number].read_text().split() == expected[number::3]
+    victim.wait()
     # Whoever finishes it, the last rank's maker or this: the manifest names the encoder.
     how = OPTIONS | {"encoder": "huggingface", "memory": "4GB"}
     milldam.tokenize(corpus, store, **how)

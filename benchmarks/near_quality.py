@@ -419,7 +419,7 @@ class Corpus:
         # Rows are counted on in a unit of several files.
         before = {unit["index"]: self._before(unit["slices"][0]["path"]) for unit in units}
         kept, named = np.ones(len(self.documents), bool), []
-        dropped = milldam.open(out).dropped
+        dropped = milldam.open(out).audit.get("dropped")
         assert dropped is not None
         with dropped.open("rb") as file:
             lines = b"".join(read_blocks(file, "zst")).splitlines()

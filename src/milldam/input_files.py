@@ -64,8 +64,9 @@ def is_address(given: str | Path) -> bool:
 
 def missing_package(address: str, error: ImportError) -> str:
     """What to install to read an address of this kind."""
-    extra = _EXTRAS.get(address.partition("://")[0].rpartition("::")[2])
-    return f"{without_secrets(address)}: " + (f'pip install "milldam[{extra}]"' if extra else str(error))
+    scheme = address.partition("://")[0].rpartition("::")[2]
+    how = f'pip install "milldam[{_EXTRAS[scheme]}]"' if scheme in _EXTRAS else str(error)
+    return f"{without_secrets(address)}: a package for {scheme}:// is missing: {how}"
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.kit.damage import edit_manifest
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
@@ -112,20 +111,6 @@ def test_megatron_reads_all_documents_of_all_shards(
     assert all(document[-1] == EOS for document in dataset[: len(dataset)])
 
 
-def test_megatron_gets_a_giant_document_as_several_sequences(
-    indexed_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
-) -> None:
-    """What an int32 can't count is cut into sequences of the same document."""
-    store = write_store(tmp_path / "store", SHARDS)
-    monkeypatch.setattr(store_format, "MAX_SEQUENCE", 100)
-    export(store, "megatron", tmp_path / "merged")
-    dataset = indexed_dataset(str(tmp_path / "merged"))
-    assert len(dataset) == 1 + 1 + 3 + 1 + 1 + 1 + 1 + 7
-    assert dataset.document_indices.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 16]
-    np.testing.assert_array_equal(np.concatenate(dataset[: len(dataset)]), flat_tokens(store))
-    assert [len(document) for document in milldam.open(tmp_path / "merged")] == [len(document) for document in store]
-
-
 # ---- refusals ----
 
 
@@ -163,7 +148,7 @@ def test_an_id_that_does_not_fit_is_an_error_and_never_another_id(tmp_path: Path
     tokens = np.fromfile(path, np.int32)
     tokens[3] = 70_000
     tokens.tofile(path)
-    with pytest.raises(StoreError, match="70,000 does not fit uint16"):
+    with pytest.raises(StoreError, match="to 70,000 do not fit uint16"):
         export(store, "nanogpt", tmp_path / "train.bin")
     assert not (tmp_path / "train.bin").exists()
 
@@ -267,17 +252,6 @@ def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
         assert contents(place) == new, place
         assert export(store, to, place / name, dtype=dtype).up_to_date, place
     assert step > 20
-
-
-def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    """A manifest that somebody else wrote can't make an export write outside its folder."""
-    write_store(tmp_path / "store", [[3], [4]], splits=["train", "val"])
-    for split in ("../../evil", "a\\b", "..", "", ".hidden", "a\0b"):
-        edit_manifest(tmp_path / "store", lambda manifest, split=split: manifest["shards"][1].update(split=split))  # type: ignore[misc]
-        for to in ("parquet", "nanogpt"):
-            with pytest.raises(StoreError, match=r"the split .* leaves the folder; refused"):
-                export(tmp_path / "store", to, tmp_path / "deep" / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 # ---- memory ----

@@ -65,21 +65,25 @@ def rows_of_files(to: str, out: Path) -> list[list[list[int]]]:
     return [pa.ipc.open_stream(path).read_all()["input_ids"].to_pylist() for path in sorted(out.glob("*.arrow"))]
 
 
-def cut_behind(tokens: list[int], eos: int) -> list[list[int]]:
+def cut(tokens: list[int], id: int, *, before: bool) -> list[list[int]]:
     """Documents of a stream, the plain way."""
     documents: list[list[int]] = [[]]
     for token in tokens:
-        documents[-1].append(token)
-        if token == eos:
+        if before and token == id:
             documents.append([])
-    return documents if documents[-1] else documents[:-1]
+        documents[-1].append(token)
+        if not before and token == id:
+            documents.append([])
+    return [document for document in documents if document]
 
 
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("to", [*ROWS, *FLAT])
-def test_a_stream_is_cut_behind_each_end_of_text(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed rows and flat files are cut at the id, whatever the rows, blocks and shards; and where a file ends."""
+def test_a_stream_is_cut_at_an_id(to: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind each end of text, or before it, as llm.c writes it: packed rows and flat files, whatever the rows, blocks
+    and shards; and where a file ends."""
     monkeypatch.setattr(flat, "BLOCK_TOKENS", 16)
-    names = {"npy": "out.npy", "nanogpt": "out.bin"}
+    names, border = {"npy": "out.npy", "nanogpt": "out.bin"}, "bos" if before else "eos"
 
     @many_examples
     @given(documents_strategy, st.integers(1, 9), st.integers(20, 200))
@@ -90,14 +94,15 @@ def test_a_stream_is_cut_behind_each_end_of_text(to: str, tmp_path: Path, monkey
         store = store_of(folder / "store", {"train": [tokens]})
         out = folder / names.get(to, "out")
         export(store, to, out, seq_len=seq_len if to in ROWS else None, shard_size=90)
-        kept = tokens[: len(tokens) // seq_len * seq_len] if to in ROWS else tokens
-        made = import_tokens(out, folder / "back", eos=EOS, shard_size=shard_size)
-        files = [kept] if to in FLAT else [[t for row in one for t in row] for one in rows_of_files(to, out)]
-        assert documents_of(folder / "back") == [document for one in files for document in cut_behind(one, EOS)]
-        assert made.vocab_size == max(*kept, EOS) + 1
-        assert made.manifest.tokenizer["eos"] == EOS
+        files = [tokens] if to in FLAT else [[t for row in one for t in row] for one in rows_of_files(to, out)]
+        made = import_tokens(out, folder / "back", shard_size=shard_size, **{border: EOS})
+        assert documents_of(folder / "back") == [document for one in files for document in cut(one, EOS, before=before)]
+        assert made.vocab_size == max(EOS, *(token for one in files for token in one)) + 1
+        assert made.manifest.tokenizer[border] == EOS
 
     holds()
+    with pytest.raises(ConfigError, match="eos and bos"):
+        import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
 
 
 @pytest.mark.parametrize("to", ROWS)
@@ -174,45 +179,9 @@ def test_a_split_takes_its_own_files_alone(tmp_path: Path) -> None:
     """Files that belong to no split are train: none of them gets into val."""
     for name, token in (("train", 1), ("val", 2), ("extra", 3)):
         write_rows(tmp_path / "in" / f"{name}.parquet", token)
-    import_tokens(tmp_path / "in", tmp_path / "val", split="val")
-    assert documents_of(tmp_path / "val", "val") == [[2]]
-    import_tokens(tmp_path / "in", tmp_path / "train", split="train")
-    assert sorted(documents_of(tmp_path / "train", "train")) == [[1], [3]]
-    write_rows(tmp_path / "two" / "val.parquet", 2)
-    write_rows(tmp_path / "two" / "extra.parquet", 3)
-    import_tokens(tmp_path / "two", tmp_path / "rest", split="train")
-    assert documents_of(tmp_path / "rest", "train") == [[3]]
-
-
-def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
-    """Documents of a stream whose id stands first in each, the plain way."""
-    documents: list[list[int]] = [[]]
-    for token in tokens:
-        if token == bos and documents[-1]:
-            documents.append([])
-        documents[-1].append(token)
-    return documents
-
-
-def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As llm.c writes end-of-text: whatever the blocks, files and shards, and with no empty document at the begin."""
-    monkeypatch.setattr(flat, "BLOCK_TOKENS", 5)
-
-    @many_examples
-    @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3), st.integers(8, 60))
-    def holds(files: Documents, shard_size: int) -> None:
-        folder = fresh(tmp_path)
-        (folder / "in").mkdir()
-        for number, tokens in enumerate(files):
-            np.save(folder / "in" / f"{number}.npy", np.array(tokens, np.uint16))
-        made = import_tokens(folder / "in", folder / "back", bos=2, shard_size=shard_size)
-        assert documents_of(folder / "back") == [document for tokens in files for document in cut_before(tokens, 2)]
-        assert (made.manifest.tokenizer["bos"], made.manifest.tokenizer["eos"]) == (2, None)
-
-    holds()
-    np.save(tmp_path / "a.npy", np.array([1]))
-    with pytest.raises(ConfigError, match="eos and bos"):
-        import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
+    for split, tokens in (("val", [[2]]), ("train", [[1], [3]])):
+        import_tokens(tmp_path / "in", tmp_path / split, split=split)
+        assert sorted(documents_of(tmp_path / split, split)) == tokens
 
 
 # ---- the store that is made ----
@@ -241,6 +210,8 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
 
     np.save(tmp_path / "negative.npy", np.array([1, -100]))
     refused("negative.npy", "negative.npy: -100 is not a token id")
+    np.arange(1, 2001, dtype=np.uint16).tofile(tmp_path / "narrow.bin")
+    refused("narrow.bin", r"is not a token id of a vocabulary of 16,777,216\. .*dtype.*vocab_size", dtype="uint32")
     pq.write_table(pa.table({"input_ids": [[1], None]}), tmp_path / "null.parquet")
     refused("null.parquet", "has nulls")
     pq.write_table(pa.table({"input_ids": [[1.5]]}), tmp_path / "float.parquet")

@@ -151,5 +151,3 @@ def test_labels_that_are_no_labels_are_refused(tmp_path: Path) -> None:
     assert not milldam.import_tokens(classes, tmp_path / "u", workers=1).has_spans
     with pytest.raises(InputError, match='no column "mask"'):
         milldam.import_tokens(classes, tmp_path / "v", masks="mask", workers=1)
-    with pytest.raises(ConfigError, match="has no rows that a mask could belong to"):
-        milldam.import_tokens(short, tmp_path / "w", masks="labels", eos=9)

@@ -375,15 +375,6 @@ def test_without_a_token_nothing_is_tried(hub: HubServer, tmp_path: Path, monkey
     assert not (tmp_path / "back").exists()
 
 
-def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command that installs it, not a traceback."""
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
-        push(tokens(tmp_path / "made"), REPO)
-    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
-        pull(REPO, tmp_path / "back")
-
-
 # ---- damage ----
 
 
@@ -490,7 +481,7 @@ def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None
     assert "8 fetched" in run_here("pull", REPO, "-o", out).stdout
     assert "is up to date" in run_here("pull", REPO, "-o", out).stdout
     told = pulled(REPO, out)
-    assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).sums["tokens"] == 80_018
+    assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).totals["tokens"] == 80_018
     assert "USER/NAME" in run_here("pull", "anna/a b", "-o", out, code=2).stderr
 
 

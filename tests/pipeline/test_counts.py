@@ -14,7 +14,7 @@ from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_
 from tests.kit.source_reading import write_texts
 
 import milldam
-from milldam.stores.tokens.manifest import Tally, total
+from milldam.stores.tokens.manifest import Manifest, Tally
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,7 @@ Figures = tuple[int, int, int, int]
 
 def figures_shown(out: Path, summary: dict[str, Any], printed: str) -> dict[str, Figures]:
     """The four figures, by the place that shows them."""
-    manifest = json.loads((out / "milldam.json").read_bytes())
-    tally = total(Tally(**one) for one in manifest["sources"])
+    tally = Manifest.read(out).tally
     stats = json.loads(invoke("stats", out, "--json").stdout)
     page = re.sub(r"<[^>]+>", " ", html.unescape((out / "run" / "report.html").read_text(encoding="utf-8")))
     text = re.search(r"([\d,]+) of ([\d,]+) records are in the store; ([\d,]+) were dropped, ([\d,]+) rejected", page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,34 +20,16 @@ from tests.kit.slurm import queue
 
 from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
-from milldam.cli.summaries import Display
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
-from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
+from milldam.errors import InputError, MismatchError, NotReadyError
 from milldam.pipeline.job import array_of, plan_job
 from milldam.run.array import ArrayTask
-from milldam.run.folder import RunFolder
-from milldam.stores.kinds import TOKENS
-
-run_units = importlib.import_module("milldam.cli.arrays")
-"""The module: its name is also that of the command."""
 
 
-def prepare_job(config: Config) -> None:
-    assert array_of(config).run(ArrayTask("prepare", 0, 1)) is None
-
-
-def run_task(config: Config, task: ArrayTask) -> None:
-    assert array_of(config).run(task) is None
-
-
-def finish_job(config: Config) -> None:
-    assert array_of(config).run(ArrayTask("finish", 0, 1)) is not None
-
-
-def run_in(job: Job, *task: Any) -> RunFolder:
-    """The run folder of a job, for one of its tasks."""
-    return RunFolder(job.out, TOKENS, task=ArrayTask(*task) if task else None)
+def do(config: Config, stage: str, index: int = 0, of: int = 1) -> None:
+    """A task of a job array; the last one tells what was made."""
+    assert (array_of(config).run(ArrayTask(stage, index, of)) is not None) == (stage == "finish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +44,7 @@ class Job:
         return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()])
 
     def share(self, stage: str, index: int, of: int) -> None:
-        run_task(self.config(), ArrayTask(stage, index, of))
+        do(self.config(), stage, index, of)
 
     def assert_finished(self) -> None:
         assert store_bytes(self.out) == self.reference
@@ -111,7 +91,7 @@ def job(made: Job) -> Iterator[Job]:
 
 @pytest.fixture
 def prepared(job: Job) -> Job:
-    prepare_job(job.config())
+    do(job.config(), "prepare")
     return job
 
 
@@ -128,14 +108,14 @@ def test_tasks_make_what_one_run_makes(tmp_path: Path) -> None:
     """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte. The machines
     need not be as many the second time."""
     job = make_job(tmp_path, **EVERYTHING)
-    prepare_job(job.config())
+    do(job.config(), "prepare")
     stages = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
     assert plan_job(job.config()).plan.stages[: len(stages)] == stages
     job.share("count", 1, 3)
     for stage in stages:
         for index in reversed(range(2)):
             job.share(stage, index, 2)
-    finish_job(job.config())
+    do(job.config(), "finish")
     job.assert_finished()
 
 
@@ -155,45 +135,10 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     before = changed.stat().st_mtime_ns
     changed.touch()
     with pytest.raises(MismatchError, match=r"changed: in-3.jsonl"):
-        finish_job(counted.config())
+        do(counted.config(), "finish")
     os.utime(changed, ns=(before, before))
-    finish_job(counted.config())
+    do(counted.config(), "finish")
     counted.assert_finished()
-
-
-def test_a_finished_job_is_left_alone(counted: Job) -> None:
-    """Every task of the script a second time: exit 0, and the same files; what shares told before is gone."""
-    counted.share("tokenize", 0, 1)
-    finish_job(counted.config())
-    shutil.rmtree(counted.out / "run" / "tasks")
-    before = {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
-    # Only who prepares may replace what is there.
-    overwrite = counted.config(overwrite=True)
-    prepare_job(counted.config())
-    run_task(overwrite, ArrayTask("tokenize", 0, 1))
-    finish_job(overwrite)
-    assert before == {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
-
-
-def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with success when the first one is done, so that what waits for both may begin."""
-    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
-    share = ArrayTask("tokenize", 0, 2)
-    tries: list[str] = []
-    first = ExitStack()
-    first.enter_context(RunFolder(prepared.out, TOKENS, task=share))
-
-    def second(observer: Any) -> None:
-        tries.append("try")
-        if len(tries) == 3:
-            first.close()
-        with RunFolder(prepared.out, TOKENS, task=share):
-            pass
-
-    with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
-        run_task(prepared.config(), share)
-    run_units._patiently(second, Display(quiet=True), 0)
-    assert len(tries) == 3
 
 
 # ---- what is refused ----
@@ -204,9 +149,9 @@ def test_a_share_before_prepare_leaves_no_trace(job: Job) -> None:
     with pytest.raises(NotReadyError, match="--stage prepare"):
         job.share("tokenize", 0, 1)
     with pytest.raises(NotReadyError, match="--stage prepare"):
-        finish_job(job.config())
+        do(job.config(), "finish")
     assert not job.out.exists()
-    prepare_job(job.config())
+    do(job.config(), "prepare")
 
 
 def test_stages_wait_for_those_before(prepared: Job) -> None:
@@ -216,7 +161,7 @@ def test_stages_wait_for_those_before(prepared: Job) -> None:
     prepared.share("count", 0, 1)
     prepared.share("tokenize", 0, 2)
     with pytest.raises(NotReadyError, match="the stage tokenize before it is not done"):
-        finish_job(prepared.config())
+        do(prepared.config(), "finish")
     assert not (prepared.out / "milldam.json").exists()
 
 
@@ -224,11 +169,11 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
     """By shares and by the end: nothing of two configurations comes together."""
     counted.share("tokenize", 0, 2)
     changed = counted.config(seed=7, clean="default")
-    for work in (lambda: run_task(changed, ArrayTask("tokenize", 1, 2)), lambda: finish_job(changed)):
+    for work in (lambda: do(changed, "tokenize", 1, 2), lambda: do(changed, "finish")):
         with pytest.raises(MismatchError, match="clean"):
             work()
     counted.share("tokenize", 1, 2)
-    finish_job(counted.config())
+    do(counted.config(), "finish")
     counted.assert_finished()
 
 
@@ -289,10 +234,10 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"in-{k}.jsonl") for k in range(2)]
     path = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", paths, **settings))
     config = load_config(path)
-    prepare_job(config)
+    do(config, "prepare")
     with pytest.raises(InputError):
-        run_task(config, ArrayTask("tokenize", 1, 2))
-    run_task(config, ArrayTask("tokenize", 0, 2))
+        do(config, "tokenize", 1, 2)
+    do(config, "tokenize", 0, 2)
     found = read_status(tmp_path / "out")
     assert found["state"] == "ended" and found["safe"]["units_done"] == 1
     assert {label: told["state"] for label, told in found["array_tasks"].items()} == {
@@ -301,20 +246,6 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     }
     shown = invoke("status", tmp_path / "out").output
     assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 array task done" in shown
-
-
-def test_status_shows_shares_at_work(counted: Job) -> None:
-    """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
-    with run_in(counted, "tokenize", 0, 2) as run:
-        told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
-        run.write_status(told | {"stage": "tokenize", "workers": {}})
-        found = read_status(counted.out)
-        shown = invoke("status", counted.out).output
-    assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"
-    assert f"tokenize-0-of-2: working, process {os.getpid()} on" in shown and "2 of about 6 units" in shown
-    assert read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]["state"] == "ended"
-    prepare_job(counted.config())
-    assert "units" not in read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]
 
 
 # ---- the script ----
@@ -383,17 +314,6 @@ def test_any_name_and_value_reaches_the_task_as_it_is(jobs_folder: Path) -> None
 def test_a_script_stops_when_slurm_refuses(jobs_folder: Path) -> None:
     """Nothing is queued behind a job that there is not."""
     assert len(submitted(jobs_folder, slurm_script(COMMAND, STAGES, 2), code=1)) == 1
-
-
-def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
-    """The configuration is checked first; the script goes to a file or to standard output."""
-    options = ("--nodes", 3, "--cpus", 2, "--mem", "4G")
-    made = invoke("slurm", *options, "-o", tmp_path / "job.sh", "preprocess", job.path)
-    assert made.exit_code == 0 and "prepare, count, tokenize, finish; 3 machines" in made.output
-    script = (tmp_path / "job.sh").read_text()
-    assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
-    shown = invoke("slurm", *options, "--", "preprocess", job.path)
-    assert shown.output == script and not job.out.exists()
 
 
 @pytest.mark.slow

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_milldam, wait_until, write_corpus, write_lines
+from tests.kit.jobs import TOKENIZER, run_milldam, write_corpus, write_lines
 from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
 from milldam.errors import ConfigError
-from milldam.memory import Budget, format_size, parse_size, usage
-from milldam.report.timeline import read_timeline
-from milldam.run.budget import Monitor
+from milldam.memory import Budget, format_size, parse_size
 from milldam.run.tasks import cores
 
 MB = 10**6
 
 # ---- sizes ----
-
-
-def run_apart(program: str, *arguments: object) -> str:
-    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
-    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -81,42 +68,38 @@ def test_a_shown_size_can_be_typed_back(size: int) -> None:
 # ---- limits ----
 
 
-def write_group(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-
-
-def test_cgroup_v2_limits_of_every_level_are_found(tmp_path: Path) -> None:
-    """The group's own limit and those above it count, each with what is used and can't be reclaimed."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text("0::/slice/job\n")
-    write_group(root / "slice/job", memory__max="2000\n", memory__stat="anon 500\nfile 900\n")
-    write_group(root / "slice", memory__max="5000\n", memory__stat="file 1\nanon 700\n")
-    write_group(root, memory__stat="anon 1\n")
-    assert sorted(memory._cgroup_limits(proc, root)) == [(2000, 500), (5000, 700)]
-
-
-def test_cgroup_v1_limits_are_found_among_other_controllers(tmp_path: Path) -> None:
-    """The memory controller is found wherever it is listed; its huge default is no limit."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text("9:name=systemd:/x\n4:cpu,memory:/box/job\n1:cpuset:/\n0::/\n")
-    stat = "rss 1\ntotal_rss 300\n"
-    write_group(root / "memory/box/job", memory__limit_in_bytes="1000\n", memory__stat=stat)
-    write_group(root / "memory/box", memory__limit_in_bytes="9223372036854771712\n")
-    assert memory._cgroup_limits(proc, root) == [(1000, 300)]
-
-
 @pytest.mark.parametrize(
-    ("line", "folder", "name"),
-    [("4:memory:/host/box", "memory", "memory__limit_in_bytes"), ("0::/host/box", "", "memory__max")],
+    ("line", "files", "found"),
+    [
+        (
+            "0::/slice/job",
+            {
+                "slice/job/memory.max": "2000",
+                "slice/job/memory.stat": "anon 500\nfile 900",
+                "slice/memory.max": "5000",
+                "slice/memory.stat": "file 1\nanon 700",
+            },
+            [(2000, 500), (5000, 700)],
+        ),
+        (
+            "9:name=systemd:/x\n4:cpu,memory:/box/job\n0::/",
+            {"memory/box/job/memory.limit_in_bytes": "1000", "memory/box/job/memory.stat": "rss 1\ntotal_rss 300"},
+            [(1000, 300)],
+        ),
+        ("4:memory:/host/box", {"memory/memory.limit_in_bytes": "4096"}, [(4096, 0)]),
+        ("0::/host/box", {"memory.max": "4096"}, [(4096, 0)]),
+    ],
 )
-def test_inside_a_container_the_mounted_root_counts(tmp_path: Path, line: str, folder: str, name: str) -> None:
-    """Where the group's path is the host's and not visible, the limit at the root is ours."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text(line + "\n")
-    write_group(root / folder, **{name: "4096\n"})
-    assert memory._cgroup_limits(proc, root) == [(4096, 0)]
+def test_cgroup_limits_are_found(
+    tmp_path: Path, line: str, files: dict[str, str], found: list[tuple[int, int]]
+) -> None:
+    """Of either version, of the group and those above it; in a container, where the group's path is the host's, at the
+    root."""
+    (tmp_path / "proc").write_text(line + "\n")
+    for name, content in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(content + "\n")
+    assert sorted(memory._cgroup_limits(tmp_path / "proc", tmp_path / "cgroup")) == found
 
 
 def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,61 +126,6 @@ def test_the_limits_of_a_slurm_task_count(monkeypatch: pytest.MonkeyPatch) -> No
     assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
 
 
-# ---- use ----
-
-
-def test_own_memory_is_seen_to_grow() -> None:
-    """Touched memory shows as anonymous; given back, it is gone. In a process where nothing else goes on."""
-    program = (
-        "from milldam.memory import usage\n"
-        "before = usage().anonymous\n"
-        "held = bytearray(b'x') * (64 << 20)\n"
-        "grown = usage().anonymous - before\n"
-        "del held\n"
-        "print(grown, usage().anonymous - before)"
-    )
-    grown, left = map(int, run_apart(program).split())
-    assert grown + (1 << 20) >= 64 << 20 and left < 32 << 20
-
-
-def test_a_process_that_is_gone_uses_nothing() -> None:
-    """A worker that ends while it is measured is no error."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert usage(process.pid) == memory.Usage()
-
-
-def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> None:
-    """The memory of a child is in the peak, and in the timeline."""
-    code = "data = bytearray(b'x') * (80 << 20); print('ready', flush=True); input()"
-    timeline = tmp_path / "memory.csv"
-    with Monitor(timeline, stage="one") as monitor:
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdin is not None and child.stdout is not None
-        child.stdout.readline()
-        monitor.enter_stage("two")
-        child.communicate(b"\n")
-    summary = monitor.use(10**9)
-    assert summary["peak"] >= summary["start"] + (80 << 20)
-    assert summary["final"] < summary["peak"] - (60 << 20)
-    assert list(summary["stages"]) == ["one", "two"]
-    with timeline.open() as file:
-        rows = list(csv.DictReader(file))
-    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes"}
-    assert max(int(row["anonymous_bytes"]) for row in rows) == summary["peak"]
-    assert {row["stage"] for row in rows} == {"one", "two"}
-
-
-def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
-    """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    with Monitor(Path("/dev/full")) as monitor:
-        before, held = monitor.use(10**9)["peak"], bytearray(b"x") * (32 << 20)
-        wait_until(lambda: monitor.use(10**9)["peak"] >= before + len(held))
-    assert monitor.use(10**9)["peak"] > 0
-
-
 # ---- workers within the budget ----
 
 
@@ -209,19 +137,6 @@ def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Pat
     assert "A budget of 10 MB is too small for this tokenizer" in refused.stderr
     assert not (tmp_path / "s" / "milldam.json").exists()
     run_milldam(*job, refused.stderr.rsplit("--memory ", 1)[1].strip().rstrip("."))
-
-
-def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
-    """The budget is for each machine: processes elsewhere are summed by machine."""
-    with Monitor(tmp_path / "memory.csv") as monitor:
-        here = monitor.sample().anonymous
-        monitor.note("b", 7, 3 * here)
-        monitor.note("b", 8, 4 * here)
-        monitor.note("a", 7, 2 * here)
-        assert monitor.sample().anonymous == 7 * here
-    assert monitor.use(10**9)["machines"] == {"a": 2 * here, "b": 7 * here}
-    timeline = read_timeline(tmp_path / "memory.csv")
-    assert timeline is not None and timeline.peak == 7 * here
 
 
 def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path: Path, shared_data: Path) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke
+from tests.kit.jobs import TOKENIZER
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
+from milldam.errors import ConfigError, MilldamError, ResourceError, StoreError
 from milldam.stores.tokens.manifest import Manifest
 
 ADDRESS = "s3://bucket/out"
@@ -26,12 +25,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "f.py").write_text("def same(batch):\n    return batch\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def table(desk: Path) -> Path:
-    milldam.map("in.jsonl", lambda batch: batch, "table", workers=1, memory="2GB")
-    return desk / "table"
 
 
 WRITERS: dict[str, Callable[[str], Any]] = {
@@ -54,38 +47,18 @@ def test_an_address_is_no_place_for_output(desk: Path, name: str) -> None:
     assert sorted(desk.iterdir()) == before
 
 
-def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
-    """Ids of two bytes that are read as four: without a vocabulary's size they are not believed."""
-    np.arange(1, 2001, dtype=np.uint16).tofile("tokens.bin")
-    with pytest.raises(InputError, match=r"is not a token id of a vocabulary of 16,777,216\. .*dtype.*vocab_size"):
-        milldam.import_tokens("tokens.bin", "imported", dtype="uint32")
-    assert milldam.import_tokens("tokens.bin", "imported", dtype="uint32", vocab_size=2**30).tokens == 1000
-    assert milldam.import_tokens("tokens.bin", "narrow").vocab_size == 2001
-
-
-# ---- what a folder holds ----
-
-
-def test_a_table_is_not_called_an_unfinished_store(tmp_path: Path) -> None:
-    """Nor one of other rows a table of windows."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "milldam-table.json").write_text("{}")
+def test_a_table_is_not_called_a_store_and_read_here_alone(desk: Path) -> None:
+    """Read or as a source of rows: one at an address has to be fetched first."""
+    same: dict[str, Any] = {"workers": 1, "memory": "2GB"}
+    milldam.map("in.jsonl", lambda batch: batch, "table", **same)
     with pytest.raises(StoreError, match=r"a table, not a token store\. .*to_hf"):
-        Manifest.read(tmp_path)
-
-
-# ---- tables at an address ----
-
-
-def test_a_table_at_an_address_is_said_to_be_one(table: Path) -> None:
-    """Opened, verified, or as a source of rows: it has to be fetched first."""
-    address = f"file://{table}"
-    same = {"workers": 1, "memory": "2GB"}
-    for use in (milldam.Table, milldam.open, lambda given: milldam.map(given, lambda batch: batch, "again", **same)):
-        with pytest.raises(MilldamError, match=r"table.*`milldam pull` or copy it here first"):
+        Manifest.read(desk / "table")
+    address = f"file://{desk / 'table'}"
+    for use in (milldam.Table, lambda given: milldam.map(given, lambda batch: batch, "again", **same)):
+        with pytest.raises(MilldamError, match=r"table.*`milldam pull`"):
             use(address)
-    done = invoke("verify", address)
-    assert done.exit_code == 3 and "a table" in done.output and "milldam pull" in done.output
+    with pytest.raises(StoreError, match="no store there"):
+        milldam.open(address)
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "pull"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import pickle
 import resource
@@ -17,14 +17,15 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.damage import edit_manifest, write_resealed
+from tests.kit.damage import edit_manifest
 from tests.kit.token_stores import shard_file
 
 import milldam
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
+from milldam.files import seal_text
 from milldam.stores.tokens import format
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.reader import Store, open_store
+from milldam.stores.tokens.reader import Store
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import verify
 
@@ -61,53 +62,7 @@ def make_store(folder: Path, shards: list[list[Document]], vocab_size: int = 2**
     folder.mkdir(parents=True, exist_ok=True)
     made = [write_shard(folder, f"train-{k:05d}", written, dtype) for k, written in enumerate(shards)]
     write_manifest(folder, made, vocab_size, dtype)
-    return open_store(folder)
-
-
-def append_in_batches(writer: ShardWriter, written: list[Document], rng: Any) -> None:
-    """The same documents in batches that end anywhere, inside documents too."""
-    flat: list[int] = []
-    lengths: list[int] = []
-
-    def flush(*, open: bool) -> None:
-        writer.append(Tokens(np.array(flat, dtype="uint32"), np.array(lengths, dtype=np.int64), open=open))
-        flat.clear()
-        lengths.clear()
-
-    for document in written:
-        pieces = _cut(document, rng)
-        for piece in pieces[:-1]:
-            flat += piece
-            lengths.append(len(piece))
-            flush(open=True)
-        flat += pieces[-1]
-        lengths.append(len(pieces[-1]))
-        if rng.random() < 0.3:
-            flush(open=False)
-    if lengths:
-        flush(open=False)
-
-
-def _cut(document: Document, rng: Any) -> list[Document]:
-    cuts = sorted(rng.randrange(len(document)) for _ in range(rng.randrange(3)))
-    return [document[a:b] for a, b in zip([0, *cuts], [*cuts, len(document)], strict=True)]
-
-
-def read_as_megatron(data: bytes) -> tuple[np.dtype[Any], np.ndarray, np.ndarray, np.ndarray]:
-    """Dtype, lengths, pointers and document indices, by the layout that Megatron-LM documents."""
-    assert data[:9] == b"MMIDIDX\x00\x00"
-    (version,) = struct.unpack_from("<Q", data, 9)
-    (code,) = struct.unpack_from("<B", data, 17)
-    (sequences,) = struct.unpack_from("<Q", data, 18)
-    (documents,) = struct.unpack_from("<Q", data, 26)
-    assert version == 1
-    names = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")  # by code, from 1
-    at = 34
-    lengths = np.frombuffer(data, dtype="<i4", count=sequences, offset=at)
-    pointers = np.frombuffer(data, dtype="<i8", count=sequences, offset=at + lengths.nbytes)
-    indices = np.frombuffer(data, dtype="<i8", count=documents, offset=at + lengths.nbytes + pointers.nbytes)
-    assert at + lengths.nbytes + pointers.nbytes + indices.nbytes == len(data), "nothing may follow the indices"
-    return np.dtype(names[code - 1]), lengths, pointers, indices
+    return Store(folder)
 
 
 # ---- writing and reading ----
@@ -117,30 +72,21 @@ def read_as_megatron(data: bytes) -> tuple[np.dtype[Any], np.ndarray, np.ndarray
 def test_documents_come_back_whatever_the_batches(tmp_path: Path, written: list[Document], rng: Any) -> None:
     """Documents written in any batches, open ones included, are read back one by one."""
     with ShardWriter(tmp_path, "train", "uint16") as writer:
-        append_in_batches(writer, written, rng)
+        flat, lengths = list[int](), list[int]()
+        for document in written:
+            cuts = sorted(rng.randrange(len(document)) for _ in range(rng.randrange(3)))
+            for begin, end in itertools.pairwise([0, *cuts, len(document)]):
+                flat, lengths = flat + document[begin:end], [*lengths, end - begin]
+                if end < len(document) or rng.random() < 0.3 or document is written[-1]:
+                    tokens = Tokens(np.array(flat, "uint32"), np.array(lengths, np.int64), open=end < len(document))
+                    writer.append(tokens)
+                    flat, lengths = [], []
         shard = writer.commit()
     write_manifest(tmp_path, [shard])
-    store = open_store(tmp_path)
+    store = Store(tmp_path)
     assert [document.tolist() for document in store] == written
     assert (len(store), store.tokens) == (len(written), sum(map(len, written)))
     assert list(verify(tmp_path)) == []
-
-
-@given(written=small_documents, rng=cut_seeds, dtype=st.sampled_from(["uint16", "int32"]))
-def test_index_is_the_one_megatron_reads(tmp_path: Path, written: list[Document], rng: Any, dtype: str) -> None:
-    """The index has the layout of Megatron-LM byte for byte, and its pointers lead to the documents."""
-    with ShardWriter(tmp_path, "train", dtype) as writer:
-        append_in_batches(writer, written, rng)
-        shard = writer.commit()
-    kind, lengths, pointers, indices = read_as_megatron((tmp_path / f"{shard.name}.idx").read_bytes())
-    assert kind == np.dtype(dtype)
-    assert lengths.tolist() == [len(document) for document in written]
-    assert indices.tolist() == list(range(len(written) + 1))
-    raw = (tmp_path / f"{shard.name}.bin").read_bytes()
-    read = [
-        np.frombuffer(raw, kind, count=int(n), offset=int(at)).tolist() for n, at in zip(lengths, pointers, strict=True)
-    ]
-    assert read == written
 
 
 @given(written=small_documents, largest=st.integers(1, 5))
@@ -151,9 +97,9 @@ def test_documents_longer_than_a_sequence_come_back_whole(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "MAX_SEQUENCE", largest)
         store = make_store(tmp_path, [written])
-        _, lengths, _, indices = read_as_megatron((tmp_path / f"{store.shards[0].name}.idx").read_bytes())
-        assert lengths.max(initial=0) <= largest
-        assert np.diff(indices).tolist() == [-(-len(document) // largest) for document in written]
+        index = store.open_index(store.shards[0])
+        assert index.lengths.max(initial=0) <= largest
+        assert np.diff(index.documents).tolist() == [-(-len(document) // largest) for document in written]
         assert [document.tolist() for document in store] == written
         assert [n for part in store.document_lengths() for n in part.tolist()] == [len(d) for d in written]
         assert list(verify(tmp_path)) == []
@@ -185,19 +131,10 @@ def test_a_store_is_a_sequence_of_its_documents(store: Store) -> None:
     assert store.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_a_split_is_chosen_by_name(tmp_path: Path) -> None:
-    """`split=` restricts a store; an unknown one is refused with what there is."""
-    shards = [write_shard(tmp_path, "train-00000", [[1], [2]]), write_shard(tmp_path, "val-00000", [[3]], split="val")]
-    write_manifest(tmp_path, shards)
-    assert [len(open_store(tmp_path, split=name)) for name in (None, "train", "val")] == [3, 2, 1]
-    with pytest.raises(ConfigError, match=r'no split "vall"; it has train, val\. Did you mean "val"'):
-        open_store(tmp_path, split="vall")
-
-
 def test_a_store_pickles_as_its_path(store: Store) -> None:
     """Pickling copies no data, mapped or not, and keeps the split."""
     list(store)
-    pickled = pickle.dumps(open_store(store.path, split="train"))
+    pickled = pickle.dumps(Store(store.path, split="train"))
     assert len(pickled) < 500 and len(pickle.dumps(store)) < 500
     again = pickle.loads(pickled)
     assert [d.tolist() for d in again] == [d.tolist() for d in store]
@@ -241,6 +178,7 @@ def test_a_shard_name_that_leaves_the_folder_is_refused(store: Store, name: str)
         (b'{"format": "other"}', "not the manifest of a token store"),
         (b'{"format": "milldam store", "format_version": 1}', "damaged: it is not as it was written"),
         (b'{"format": "milldam store", "format_version": 2}', "its format_version is 2"),
+        (seal_text(b'{"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]\n}\n'), "no dtype"),
     ],
 )
 def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:
@@ -251,39 +189,12 @@ def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: b
     assert str(tmp_path / "milldam.json") in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["created_by", "settings"])
-def test_a_changed_field_is_noticed_though_nobody_reads_it(store: Store, key: str) -> None:
-    """The manifest is sealed: opening and verifying notice any other text. A seal does not say that it makes sense."""
-    path = store.path / "milldam.json"
-    value = json.loads(path.read_bytes())
-    path.write_text(json.dumps(value | {key: {"x": 1} if isinstance(value[key], dict) else "x"}, indent=1) + "\n")
-    for look in (milldam.open, lambda folder: list(verify(folder))):
-        with pytest.raises(StoreError, match=r"milldam\.json: damaged: it is not as it was written"):
-            look(store.path)
-    write_resealed(path, {"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]})
-    with pytest.raises(StoreError, match="damaged: no dtype"):
-        milldam.open(store.path)
-
-
-def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
-    """A missing folder, any other folder and an unfinished run each get a message of their own."""
-    with pytest.raises(StoreError, match="no such file or folder"):
-        milldam.open(tmp_path / "missing")
-    with pytest.raises(StoreError, match="not a token store"):
-        milldam.open(tmp_path)
-    (tmp_path / "run").mkdir()
-    with pytest.raises(StoreError, match=r"unfinished: a run was interrupted here\. `milldam status"):
-        milldam.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         (b"", "can't be mapped"),
-        (b"MMIDIDX", "not a token index"),
         (b"x" * 100, "not a token index"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "index version 2"),
-        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 7, 0, 1) + bytes(8), "dtype code 7"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 9, 0, 1) + bytes(8), "dtype code 9"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**62, 1) + bytes(8), "bytes where its header says"),
     ],
@@ -292,26 +203,23 @@ def test_a_file_that_is_no_index_is_refused(store: Store, data: bytes, said: str
     """An index of another kind, or one whose header lies about its size, is an error that names the file."""
     shard_file(store.path, 0, "idx").write_bytes(data)
     with pytest.raises(StoreError, match=said):
-        open_store(store.path)[0]
+        Store(store.path)[0]
 
 
 # ---- verify ----
 
 
-@pytest.mark.parametrize("suffix", ["bin", "idx"])
-@pytest.mark.parametrize("position", [0, -1])
-def test_verify_finds_a_flipped_bit(store: Store, suffix: str, position: int) -> None:
-    """One bit, anywhere in a file, is found, and the file is named."""
-    path = shard_file(store.path, 0, suffix)
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-    problems = list(verify(store.path))
-    assert len(problems) == 1 and str(path) in problems[0] and "hash differs" in problems[0]
-
-
-def test_verify_finds_another_tokenizer(store: Store) -> None:
-    """A tokenizer that did not make the store is found, and so is a missing one."""
+def test_verify_finds_flipped_bits_and_another_tokenizer(store: Store) -> None:
+    """The file is named."""
+    for ending, position in itertools.product(("bin", "idx"), (0, -1)):
+        path = shard_file(store.path, 0, ending)
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        data[position] ^= 1
+        path.write_bytes(data)
+        problems = list(verify(store.path))
+        assert len(problems) == 1 and str(path) in problems[0] and "hash differs" in problems[0]
+        path.write_bytes(whole)
     path = store.path / "tokenizer.json"
     path.write_bytes(b"{ }")
     assert list(verify(store.path)) == [f"{path}: not the tokenizer that made this store (its hash differs)"]

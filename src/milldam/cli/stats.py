@@ -58,7 +58,7 @@ def _of_store(store: Store) -> dict[str, Any]:
     from milldam.config.settings import text_columns
 
     manifest, tally, tokens = store.manifest, store.manifest.tally, max(1, store.tokens)
-    counted = manifest.sums
+    counted = manifest.totals
     figures = {
         "store": store.name,
         "documents": len(store),

@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from milldam.files import (
     read_sealed,
     refuse_address,
     remove_temporaries,
-    stays_in_folder,
     sync_folder,
 )
 from milldam.formats import FORMATS, Format
@@ -52,7 +51,6 @@ from milldam.run.records import RECORDS, Record, Records
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
-from milldam.stores.place import Folder
 
 EXPORT = Kind("export", "milldam-export.json", "milldam export", "an export that is not in its place", "Run it again.")
 MARK = ".milldam-export"
@@ -65,14 +63,7 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.milldam-export")
 
 
-class ExportFacts(TypedDict):
-    """Facts of the summary that only an export has."""
-
-    to: str
-    dtype: str
-
-
-ExportSummary = Summary[ExportFacts]
+ExportSummary: TypeAlias = Summary[Mapping[str, Any]]
 
 
 def run_export(store: str | Path | Store, settings: ExportSettings, observer: Observer | None = None) -> ExportSummary:
@@ -275,19 +266,21 @@ class ExportJob(engine.Job[ExportSummary]):
             return {}
         if FORMATS[export.to].masks and self._store.has_spans and export.seq_len is not None:
             # Rows are padded; what is left out is what is too long for one.
-            too_long = [Rows(export, split).packed.too_long for split in export.parts]
+            too_long = [Rows(export, split).samples.too_long for split in export.parts]
             left = {"tokens_left_out": sum(one.tokens for one in too_long)}
             return {"rows": rows, "documents_left_out": sum(one.documents for one in too_long)} | left
         return {"rows": rows, "tokens_left_out": self._store.tokens - sum(one["tokens"] for one in made)}
 
     def up_to_date(self, run: Session) -> ExportSummary | None:
-        made = EXPORT.facts(Folder(run.folder.out))
-        return replace(self._summary(made), up_to_date=True) if self._has_all(made["sizes"]) else None
+        made = read_sealed(run.folder.out / EXPORT.manifest)
+        if made is None or not self._has_all(made["sizes"]):
+            return None
+        return replace(self._summary(made), up_to_date=True)
 
     def _summary(self, made: dict[str, Any]) -> ExportSummary:
         store, sizes = self._store, made["sizes"]
         counts = {"documents": len(store), "tokens": store.tokens, "files": len(sizes)} | made["counts"]
-        facts: ExportFacts = {"to": self._settings.to, "dtype": made["dtype"]}
+        facts = {"to": self._settings.to, "dtype": made["dtype"]}
         return Summary("export", str(self._out), facts, counts=counts, output_bytes=sum(sizes.values()))
 
 
@@ -313,9 +306,6 @@ def _chosen_parts(format: Format, store: Store, out: Path, settings: ExportSetti
     else:
         parts = {chosen.split_name or chosen.splits[0]: chosen}
     for split, part in parts.items():
-        # They become folders and files.
-        if not stays_in_folder(split, hidden=False):
-            raise ConfigError(f'{store.name}: the split "{split}" is not a valid file name. Nothing is written.')
         if seq_len is not None and part.tokens < seq_len:
             problem = f': the split "{split}" has {part.tokens:,} tokens, not even one row. Use shorter rows.'
             raise ConfigError(Setting("seq_len", seq_len), problem)
@@ -344,7 +334,6 @@ def _chosen_dtype(format: Format, store: Store, settings: ExportSettings) -> np.
     if name not in known:
         raise ConfigError(Setting("dtype", name), f": {settings.to} takes {', '.join(known[:-1])} or {known[-1]}.")
     if name not in wide:
-        limit = f"holds ids up to {np.iinfo(name).max:,}"
-        problem = f": {limit}, and the vocabulary of {store.name} has {store.vocab_size:,}. Use {' or '.join(wide)}."
+        problem = f": too small for a vocabulary of {store.vocab_size:,}. Use {' or '.join(wide)}."
         raise ConfigError(Setting("dtype", name), problem)
     return np.dtype(name).newbyteorder("<")

@@ -104,13 +104,8 @@ def cut_blocks(lengths: Int64s) -> Iterator[tuple[int, int, int]]:
 
 def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
     """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
-    if block.dtype == dtype:
-        return block
     limits = np.iinfo(dtype)
-    for id in (int(block.max(initial=0)), int(block.min(initial=0))):
-        if not limits.min <= id <= limits.max:
-            raise StoreError(
-                f"Token id {id:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
-                "damaged. `milldam verify` says where."
-            )
-    return block.astype(dtype)
+    if block.dtype != dtype and not limits.min <= block.min(initial=0) <= block.max(initial=0) <= limits.max:
+        ids = f"Token ids from {block.min():,} to {block.max():,}"
+        raise StoreError(f"{ids} do not fit {dtype.name}: the store is damaged. `milldam verify` says where.")
+    return block.astype(dtype, copy=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -94,12 +93,9 @@ class ForeignFile(Trainable):
         )
 
     def named_part(self, name: str) -> Trainable:
-        beside = self.path.with_name(f"{name}{self.path.suffix}")
-        other = f": open {beside}" if beside.exists() else ", such as train.bin and val.bin"
-        raise ConfigError(
-            f'{self.path}: has no split "{name}". Here each split is a file of its own{other}.\n'
-            "Or cut this one by tokens: .split(train=0.9, val=...)"
-        )
+        other = "Here each split is a file of its own, such as train.bin and val.bin."
+        cut = "Or cut this one by tokens: .split(train=0.9, val=...)"
+        raise ConfigError(f'{self.path}: has no split "{name}". {other}\n{cut}')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_foreign, (self.path, self._wanted)
@@ -133,9 +129,6 @@ class MegatronFile(ForeignFile):
             raise IndexError(f"document {number} of {len(self):,} documents")
         begin, end = self.index.extent(wanted)
         return self._mapped[begin:end]
-
-    def __iter__(self) -> Iterator[TokenArray]:
-        return (self[number] for number in range(len(self)))
 
     def _facts(self) -> str:
         return f"{len(self):,} documents, {super()._facts()}"

@@ -16,10 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of, mixed_keys
 from milldam.stores.kinds import TOKENS, live_files, store_kind
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard, sums
+from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import has_every_file
 
@@ -56,16 +56,7 @@ _KNOWN = (
 )
 
 
-class ImportFacts(TypedDict):
-    """Facts of the summary that only an import has."""
-
-    formats: tuple[str, ...]
-    dtype: str
-    vocab_size: int
-    splits: dict[str, dict[str, int]]
-
-
-ImportSummary = Summary[ImportFacts]
+ImportSummary: TypeAlias = Summary[Mapping[str, Any]]
 
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
@@ -105,7 +96,7 @@ class SourceFile:
 
 
 def find_files(settings: ImportSettings) -> list[SourceFile]:
-    """Everything to read, files of one split together, those of training first.
+    """Everything to read, that of training first.
 
     A folder that `save_to_disk` wrote is read as its index says; of other folders everything is read that is known,
     their folders included. A split is the last word in a path below the source that names one, as in `val/0.parquet`
@@ -133,8 +124,7 @@ def find_files(settings: ImportSettings) -> list[SourceFile]:
     if not files:
         known = dict.fromkeys(split or "train" for _, split in found)
         raise ConfigError(f'No split "{settings.split}" in the source; it has {", ".join(known)}.')
-    order = ["train", *dict.fromkeys(file.split for file in files)]
-    return sorted(files, key=lambda file: order.index(file.split))
+    return sorted(files, key=lambda file: file.split != "train")
 
 
 def _source_file(path: Path, format: str, split: str) -> SourceFile:
@@ -217,16 +207,16 @@ class ImportJob(engine.Job[ImportSummary]):
                 if id is not None and token is None:
                     problem = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
                     raise ConfigError(Setting(name, id), problem)
-            vocab_size, self._tokenizer_json = loaded.vocab_size, loaded.json.encode()
+            vocab_size, self._tokenizer_json = vocab_size or loaded.vocab_size, loaded.json.encode()
             self._tokenizer = {"name": loaded.name, "xxh3": hash_bytes(self._tokenizer_json)}
         self._tokenizer |= ids | tokens
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size or 2**16)
         if vocab_size is None and any(self._is_wide(file) for file in self._files):
             self._dtype = "int32"
-        recipe = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
+        named = ("column", "masks", "eos", "bos", "dtype", "split", "vocab_size")
+        recipe = {name: getattr(settings, name) for name in named}
         recipe |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
-        recipe |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
         state = run.folder.inputs.write((0, file) for file in self._files)
         # And what they are taken for.
         digest = hash_bytes(f"{state['fingerprint']} {[file.key for file in self._files]}".encode())
@@ -294,14 +284,13 @@ class ImportJob(engine.Job[ImportSummary]):
         return self._summary(out, Manifest.read(out)) if has_every_file(out, TOKENS) else None
 
     def _summary(self, out: Path, manifest: Manifest) -> ImportSummary:
-        splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
-        facts: ImportFacts = {
+        facts = {
             "formats": tuple(dict.fromkeys(file.format for file in self._files)),
             "dtype": manifest.dtype,
             "vocab_size": manifest.vocab_size,
-            "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
+            "splits": manifest.counts_by_split,
         }
-        counts = {name: manifest.sums[name] for name in ("documents", "tokens")} | {"files": len(self._files)}
+        counts = {name: manifest.totals[name] for name in ("documents", "tokens")} | {"files": len(self._files)}
         return Summary("import", str(out), facts, up_to_date=True, counts=counts)
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from milldam.formats.exporting import Export, OutputFile
 
 _HASH = "xxh3_128"
-_WIDEST_HEADER = 9
 
 
 def write_mds(new: NewFile, rows: Rows, file: OutputFile) -> None:
@@ -36,7 +35,7 @@ def write_mds(new: NewFile, rows: Rows, file: OutputFile) -> None:
     lengths = rows.lengths_of(file)
     sizes = lengths * rows.dtype.itemsize
     if rows.seq_len is None:
-        sizes += 5 + _widths(lengths)
+        sizes += 5 + np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
     first = 4 * (len(sizes) + 2) + len(columns)
     new.write(struct.pack("<I", len(sizes)))
     new.write(np.concatenate(([first], first + sizes.cumsum())).astype("<u4").data)
@@ -44,31 +43,13 @@ def write_mds(new: NewFile, rows: Rows, file: OutputFile) -> None:
     for block in rows.blocks(file):
         tokens, of_each = block["input_ids"]
         assert of_each is not None
-        new.write(tokens.data if rows.seq_len is not None else _with_headers(tokens, of_each))
-
-
-def _widths(lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Bytes of the narrowest number that says each length: 1, 2 or 4."""
-    return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
-
-
-def _with_headers(tokens: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of documents, each after its header."""
-    widths, data_sizes = _widths(lengths), lengths * tokens.itemsize
-    headers = np.zeros((len(lengths), _WIDEST_HEADER), np.uint8)  # of which each document uses the first bytes
-    headers[:, :4] = (1 + widths + data_sizes).astype("<u4").view(np.uint8).reshape(-1, 4)
-    headers[:, 4] = 1 << 2 | widths >> 1  # 1, 2, 4 -> 0, 1, 2
-    headers[:, 5:] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
-    ends = (5 + widths + data_sizes).cumsum()
-    begins = ends - data_sizes - widths - 5
-    used = np.arange(_WIDEST_HEADER) < (5 + widths)[:, None]
-    places = (begins[:, None] + np.arange(_WIDEST_HEADER))[used]
-    samples = np.empty(int(ends[-1]), np.uint8)
-    is_data = np.ones(len(samples), np.bool_)
-    is_data[places] = False
-    samples[places] = headers[used]
-    samples[is_data] = tokens.view(np.uint8)
-    return samples.data
+        data, begin, samples = tokens.tobytes(), 0, []
+        for length in of_each.tolist() if rows.seq_len is None else ():
+            end, width = begin + length * tokens.itemsize, 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4
+            header = struct.pack("<IB", 1 + width + end - begin, 1 << 2 | width >> 1)  # widths 1, 2, 4 -> 0, 1, 2
+            samples += [header, length.to_bytes(width, "little"), data[begin:end]]
+            begin = end
+        new.write(b"".join(samples) if samples else data)
 
 
 def _columns(dtype: np.dtype[Any], seq_len: int | None) -> dict[str, Any]:

@@ -39,12 +39,11 @@ from milldam.files import NewFile, hash_bytes, write_json
 from milldam.formats.columns import NO_LOSS, spans_of
 from milldam.formats.flat import block_as, cut_blocks
 from milldam.loader.reading import open_reader, ranges
-from milldam.loader.types import Array, PackedBatch, PackedRow
+from milldam.loader.types import Array
 from milldam.stores.tokens.format import Int64s
 
 if TYPE_CHECKING:
     from milldam.formats.exporting import Export, OutputFile
-    from milldam.loader.samples import Samples
 
 MOST_ROWS = 1 << 20
 """Of a file: bounds what is held of documents of a token or two."""
@@ -84,19 +83,17 @@ class Rows:
                     self.types["label"] = np.dtype(np.bool_), False
 
     @cached_property
-    def packed(self) -> Samples[PackedRow, PackedBatch]:
-        assert self.seq_len is not None
-        return self.store.packed(self.seq_len, form="hf", read="pread")
-
-    @cached_property
-    def _whole(self) -> Any:
+    def samples(self) -> Any:
+        """Of conversations, the samples that are the rows."""
+        if self.seq_len is not None:
+            return self.store.packed(self.seq_len, form="hf", read="pread")
         return self.store.pairs(read="pread") if self._in_pairs else self.store.conversations(read="pread")
 
     def lengths(self, first: int = 0, rows: int | None = None) -> Iterator[Int64s]:
         """Tokens of each row in order, or of so many from `first` on, many at a time."""
         if rows is None:
             plain = len(self.store) if self.seq_len is None else self.store.tokens // self.seq_len
-            rows = plain if not self.masked else len(self._whole if self.seq_len is None else self.packed)
+            rows = plain if not self.masked else len(self.samples)
         if self.seq_len is None and not self.masked:
             for shard in self.store.shards:
                 stop = min(shard.documents, first + rows)
@@ -106,7 +103,7 @@ class Rows:
             return
         for at in range(first, first + rows, _ROWS_AT_ONCE):
             numbers = np.arange(at, min(at + _ROWS_AT_ONCE, first + rows))
-            each = self._whole.lengths(numbers).sum(axis=1) if self.seq_len is None else None
+            each = self.samples.lengths(numbers).sum(axis=1) if self.seq_len is None else None
             yield np.full(len(numbers), self.seq_len, np.int64) if each is None else each
 
     def lengths_of(self, file: OutputFile) -> Int64s:
@@ -147,7 +144,7 @@ class Rows:
 
     def _columns(self, numbers: Int64s) -> Columns:
         if self.seq_len is not None:
-            batch, lengths = self.packed.read(numbers), np.full(len(numbers), self.seq_len)
+            batch, lengths = self.samples.read(numbers), np.full(len(numbers), self.seq_len)
             borders = batch["cu_seqlens"].astype(np.int64)
             # A piece never crosses the end of its row.
             pieces = np.bincount(borders[:-1] // self.seq_len, minlength=len(numbers))
@@ -155,10 +152,10 @@ class Rows:
             packed = {name: (batch[name].reshape(-1), lengths) for name in ("input_ids", "labels", "position_ids")}
             return {**packed, "assistant_masks": (trained, lengths), "seq_lengths": (np.diff(borders), pieces)}
         if self._in_pairs:
-            pairs = self._whole.__getitems__(numbers.tolist())
+            pairs = self.samples.__getitems__(numbers.tolist())
             parts = {name: [pair[name] for pair in pairs] for name in _PAIR}
             return {name: (np.concatenate(ids), np.array([*map(len, ids)], np.int64)) for name, ids in parts.items()}
-        ids, trained, lengths = self._whole.flat(numbers)
+        ids, trained, lengths = self.samples.flat(numbers)
         labels = np.where(trained, ids.astype(np.int64), NO_LOSS)
         columns: Columns = {"input_ids": (ids, lengths), "labels": (labels, lengths)}
         columns |= {"assistant_masks": (trained, lengths), "attention_mask": (np.ones(len(ids), np.int8), lengths)}
@@ -170,7 +167,7 @@ class Rows:
             prompts, answers = last[:, 0], last[:, 1] - last[:, 0]
             columns["prompt_ids"] = ids[ranges(begins, prompts)], prompts
             columns["completion_ids"] = ids[ranges(begins + prompts, answers)], answers
-            columns["label"] = self._whole.labels_of(numbers), None
+            columns["label"] = self.samples.labels_of(numbers), None
         return columns
 
 

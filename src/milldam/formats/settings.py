@@ -63,17 +63,11 @@ class ImportSettings(RunSettings):
         if self.eos is not None and self.bos is not None:
             problem = ": documents are cut after one id, or before one. Leave one out."
             raise ConfigError(Setting("eos"), " and ", Setting("bos"), problem)
-        if self.masks not in (None, "none") and self.border is not None:
-            problem = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
-            raise ConfigError(Setting("masks"), " and ", Setting("eos"), problem)
         if self.split is not None:
             from milldam.files import stays_in_folder
 
             if not stays_in_folder(self.split, hidden=False):
                 raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
-        if self.tokenizer is not None and self.vocab_size is not None:
-            problem = ": the tokenizer says it. Leave one out."
-            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), problem)
 
     @property
     def border(self) -> int | None:

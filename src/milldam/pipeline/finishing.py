@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import file_blocks, read_sealed, write_sealed
+from milldam.files import file_blocks, read_sealed, remove_matching, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
@@ -27,7 +27,7 @@ from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally, sums, total
+from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
@@ -173,12 +173,6 @@ def _gather(
     if prepared.input.look() != prepared.identity.input:
         raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
     shards, tallies, counts = _count(made, config)
-    if all(shard.split != TRAIN for shard in shards):
-        first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
-        left = _nothing_left(config, first, total(tallies).flow(), other_splits=bool(shards))
-        raise InputError(f"{left}\n{damage}" if damage.files else left)
-    if damage.files:
-        run.observer.warn(str(damage))
     chat = Counter({name: count for name, count in counts.items() if name not in _COUNTED_BESIDES})
     tokenizer = {"name": prepared.known.name, "xxh3": prepared.identity.settings["tokenizer"]}
     manifest = Manifest(
@@ -195,6 +189,12 @@ def _gather(
         units=len((made.arranged or made.records).keys),
         audit=audit or None,
     )
+    if TRAIN not in manifest.splits:
+        first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
+        left = _nothing_left(config, first, manifest.tally.flow(), other_splits=bool(shards))
+        raise InputError(f"{left}\n{damage}" if damage.files else left)
+    if damage.files:
+        run.observer.warn(str(damage))
     return manifest, counts
 
 
@@ -220,9 +220,7 @@ def _clean_up(config: Config, folder: RunFolder) -> None:
     on the way."""
     sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
     if config.index_rules is not None:
-        from milldam.pipeline.index_lookup import remove_lookups
-
-        remove_lookups(folder)
+        remove_matching(folder.folder / "index", "*.hashes")  # what it was compared with stays told
     if config.dedup_rules is not None:
         from milldam.pipeline.deduplicating import remove_drop_files
 
@@ -247,7 +245,6 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
 
 def _summary(out: Path, manifest: Manifest) -> TextSummary:
     """A summary from the manifest alone: its facts, and the sums over its shards."""
-    splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
@@ -258,7 +255,7 @@ def _summary(out: Path, manifest: Manifest) -> TextSummary:
         "damaged_files": manifest.damaged_files,
         "flow": tally.flow(),
         "sources": manifest.sources,
-        "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
+        "splits": manifest.counts_by_split,
         "text_columns": text_columns(manifest.settings),
         "packing": {},
     }
@@ -268,7 +265,7 @@ def _summary(out: Path, manifest: Manifest) -> TextSummary:
         job="",
         out=str(out),
         up_to_date=True,
-        counts=manifest.sums | {READ: tally.read},
+        counts=manifest.totals | {READ: tally.read},
         rejected=tally.rejected,
         dropped=tally.reasons,
         warnings=tuple(warnings),

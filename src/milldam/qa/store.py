@@ -349,7 +349,7 @@ class FeatureStore:
 
 def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint: str) -> FeatureStore:
     """In another process, where the store may have been replaced meanwhile."""
-    return kind(same_generation(place, fingerprint, lambda one: TABLE.read(one).fingerprint), read=way)
+    return kind(same_generation(place, TABLE, fingerprint), read=way)
 
 
 def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:

@@ -26,7 +26,6 @@ from milldam.files import NewFile, commit_together, explain_os_errors, hash_byte
 from milldam.input_files import NO_INPUT, add_input, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
-from milldam.stores.place import Folder
 
 KeyArray = npt.NDArray[np.uint64]
 _BLOCK = 1 << 16
@@ -46,7 +45,8 @@ class Identity:
     @classmethod
     def of_store(cls, out: Path, kind: Kind) -> Identity:
         """The identity of a finished store. Raises StoreError when it can't be read."""
-        head = kind.facts(Folder(out))
+        path = out / kind.manifest
+        head = kind.facts(path.read_bytes(), path)
         return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
 
     @property

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from milldam import __version__
 from milldam.checked import checked, parse_json
@@ -39,15 +39,11 @@ from milldam.files import (
     sync_folder,
     write_file,
 )
-from milldam.stores.place import KEPT, Folder
 
 if TYPE_CHECKING:
-    from milldam.stores.place import Place
-    from milldam.stores.table.manifest import TableManifest
-    from milldam.stores.tokens.manifest import Manifest
+    import mmap
 
-StoreManifest: TypeAlias = "Manifest | TableManifest"
-"""Both have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
+    from milldam.stores.place import Place
 
 
 class _FileRecord(TypedDict):
@@ -59,15 +55,11 @@ FileRecord = Annotated[dict[str, Any], _FileRecord]
 """Size and hash of a file as it was written."""
 
 
-class _AuditFile(TypedDict):
-    name: str
-    bytes: int
-    xxh3: str
-
-
-AuditFiles = Annotated[dict[str, Any], dict[str, _AuditFile]]
+AuditFiles = Annotated[dict[str, Any], dict[str, FileRecord]]
 TokenDtype = Annotated[str, Literal["uint16", "int32"]]
 Facts = Annotated[dict[str, Any], dict[str, int | str | bool | None]]
+KEPT = Path("run", "kept")
+"""Manifests that were replaced while somebody read them."""
 _NO_SHARDS = b'\n "shards": []'
 """A line of the object itself: a string in it has no line ends."""
 
@@ -86,11 +78,8 @@ class Kind:
     """The class of its manifest, in `manifest` of its room."""
     version: int = 1
 
-    def facts(self, place: Place) -> dict[str, Any]:
-        """The object in the manifest, as it was written."""
-        path, data = f"{place.name}/{self.manifest}", place.manifest(self.manifest)
-        if data is None:
-            raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
+    def facts(self, data: bytes | mmap.mmap, path: str | Path) -> dict[str, Any]:
+        """The object that is a manifest, as it was written."""
         value = parse_json(data[:], path)
         if not isinstance(value, dict) or value.get("format") != self.format:
             raise StoreError(f"{path}: not the manifest of {self.phrase}.")
@@ -107,14 +96,21 @@ class Kind:
         return value
 
     def read(self, place: Place) -> Any:
-        """The manifest of a store, wherever it lies: a `StoreManifest`."""
-        path = f"{place.name}/{self.manifest}"
+        """The manifest of a store, wherever it lies. Each kind has settings, input, totals, fingerprint, shards and
+        files(): every file with its size and hash, in order."""
+        data = place.manifest(self.manifest)
+        if data is None:
+            raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
+        return self.parse(data, f"{place.name}/{self.manifest}")
+
+    def parse(self, data: bytes | mmap.mmap, path: str | Path) -> Any:
+        """The same from its text, each field checked."""
         shape = getattr(import_module(f"milldam.stores.{self.name}.manifest"), self.shape)
-        manifest = checked(shape, self.facts(place), path)
+        manifest = checked(shape, self.facts(data, path), path)
         # It must not make us open files elsewhere, nor exports write there.
         names = {"split": {getattr(shard, "split", "train") for shard in manifest.shards}}
         names["shard name"] = {shard.name for shard in manifest.shards}
-        names["file name"] = {file["name"] for file in (getattr(manifest, "audit", None) or {}).values()}
+        names["file name"] = {file.get("name") for file in (getattr(manifest, "audit", None) or {}).values()}
         for what, name in ((what, name) for what, several in names.items() for name in several):
             if not stays_in_folder(name, hidden=False):
                 raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
@@ -194,7 +190,7 @@ def live_files(folder: Path, kind: Kind) -> Iterator[str]:
         (folder / KEPT).rmdir()
         (folder / KEPT.parent).rmdir()
     for path in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
-        manifest = kind.read(Folder(folder, path))
+        manifest = kind.parse(path.read_bytes(), path)
         yield from (name for name, _ in manifest.files())
         yield from (file["name"] for file in (getattr(manifest, "audit", None) or {}).values())
 

@@ -10,24 +10,22 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
+from milldam.stores.kinds import KEPT, Kind
 
 if TYPE_CHECKING:
     from milldam.remote.place import RemoteFiles, RemotePlace
 
 BLOCK_BYTES = 1 << 20
-KEPT = Path("run", "kept")
-"""Manifests that were replaced while somebody read them (`milldam.stores.kinds`)."""
 Place: TypeAlias = "Folder | RemotePlace"
 """A folder of files, wherever it is: both have what `Folder` has."""
 Origin: TypeAlias = "RemoteFiles"
 """Fetches the files of a place that is not on this machine."""
-P = TypeVar("P", bound="Folder | RemotePlace")
 
 
 def hold(path: Path) -> mmap.mmap | bytes:
@@ -106,13 +104,13 @@ class Folder:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def same_generation(place: P, fingerprint: str, fingerprint_of: Callable[[P | Folder], str]) -> P | Folder:
+def same_generation(place: Place, kind: Kind, fingerprint: str) -> Any:
     """The generation of a store that was opened elsewhere: what lies there now, or an earlier one that is kept."""
-    if fingerprint_of(place) == fingerprint:
-        return place
-    if place.folder is not None:
-        for manifest in (place.folder / KEPT).glob("*.json"):
-            kept = Folder(place.folder, manifest)
-            if fingerprint_of(kept) == fingerprint:
-                return kept
+    folder = place.folder
+    generations = [place]
+    if folder is not None:
+        generations += [Folder(folder, manifest) for manifest in (folder / KEPT).glob("*.json")]
+    for one in generations:
+        if kind.read(one).fingerprint == fingerprint:
+            return one
     raise MismatchError(f"{place.name}: it is not the store that was opened. Open it again.")

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import operator
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -84,22 +85,12 @@ def as_numpy(column: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # too large for one array of its type
         return np.concatenate([as_numpy(chunk) for chunk in array.chunks])
-    kind = array.type
-    if pa.types.is_fixed_size_list(kind) and not array.null_count:
-        return as_numpy(array.flatten()).reshape(len(array), kind.list_size, *_inner_shape(kind.value_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        found = np.empty(len(array), dtype=object)
-        for number, one in enumerate(array):
-            found[number] = as_numpy(one.values) if one.is_valid else None
-        return found
+    shape = [len(array)]
+    while pa.types.is_fixed_size_list(array.type) and not array.null_count:
+        shape.append(array.type.list_size)
+        array = array.flatten()
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
-    return values
-
-
-def _inner_shape(kind: pa.DataType) -> tuple[int, ...]:
-    import pyarrow as pa
-
-    return (kind.list_size, *_inner_shape(kind.value_type)) if pa.types.is_fixed_size_list(kind) else ()
+    return values.reshape(shape)
 
 
 _OPEN_SHARDS = 64
@@ -150,7 +141,12 @@ class Table:
         rows, shards = counted(len(self), "row"), counted(self.shards, "shard")
         return f"Table('{self.path}': {rows} of {columns}; {shards}, {size})"
 
-    _repr_html_ = in_notebook(lambda table: (str(table.path), _facts(table)))
+    def _facts(self) -> tuple[str, Iterable[tuple[str, str]]]:
+        """For a notebook."""
+        facts = {"rows": f"{len(self):,}", "columns": ", ".join(self.columns), "shards": f"{self.shards:,}"}
+        return str(self.path), [*facts.items(), ("size", format_size(self.manifest.bytes))]
+
+    _repr_html_ = in_notebook(_facts)
 
     def __eq__(self, other: object) -> bool:
         """Whether the rows are the same, in the same order, under the same columns."""
@@ -177,9 +173,7 @@ class Table:
         path = self.path / shard.name
         try:
             if path.stat().st_size != shard.bytes:
-                raise StoreError(
-                    f"{path}: not of the size that the manifest says. `milldam verify {self.path}` tells more."
-                )
+                raise self._damaged(number, "not of the size that the manifest says")
             with pa.memory_map(str(path)) as file:
                 table = pa.ipc.open_stream(file).read_all()
         except FileNotFoundError:
@@ -187,7 +181,7 @@ class Table:
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(number, error) from None
         if table.num_rows != shard.rows:
-            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+            raise self._damaged(number, f"{table.num_rows:,} rows where the manifest says {shard.rows:,}")
         self._cast(number, table.slice(0, 0))  # it has columns of the manifest
         self._open[number] = table
         if len(self._open) > _OPEN_SHARDS:
@@ -207,7 +201,7 @@ class Table:
         path = self.path / self._files[number].name
         return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
 
-    def _rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
+    def rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
         """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
         each batch is checked whole when a row of it is first asked for."""
         import pyarrow as pa
@@ -224,7 +218,7 @@ class Table:
                 at += batch.num_rows
         return self._cast(number, table.slice(begin, rows))
 
-    @property
+    @functools.cached_property
     def schema(self) -> pa.Schema:
         return self.manifest.schema.to_arrow(self.path / NAME)
 
@@ -247,32 +241,36 @@ class Table:
             return self.to_arrow([which]).column(which)
         if isinstance(which, slice):
             begin, end, step = which.indices(len(self))
-            if step != 1:
-                raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
-            return self.rows(begin, max(begin, end)).to_pydict()
+            return self.rows(begin, end).to_pydict() if step == 1 else self[list(range(begin, end, step))]
         if hasattr(which, "__len__"):  # also a numpy array
             several: Any = which
             if len(several) and all(isinstance(one, str) for one in several):
                 return self.to_arrow([str(one) for one in several])
             if not all(hasattr(one, "__index__") for one in several):
                 raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
-            found = [self.rows(number, number + 1) for number in (_number(one, len(self)) for one in several)]
-            return pa.concat_tables(found).to_pydict() if found else self.schema.empty_table().to_pydict()
-        number = _number(which, len(self))
-        return self.rows(number, number + 1).to_pylist()[0]
+            found = [self.schema.empty_table(), *(self._row(one) for one in several)]
+            return pa.concat_tables(found).to_pydict()
+        return self._row(which).to_pylist()[0]
+
+    def _row(self, which: Any) -> pa.Table:
+        number = operator.index(which)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {which} of a table of {len(self):,} rows")
+        return self.rows(number, number + 1)
 
     def rows(self, begin: int, end: int) -> pa.Table:
         """Rows `begin` to `end` as a `pa.Table`, mapped."""
         import pyarrow as pa
 
-        found = []
+        found = [self.schema.empty_table()]
         while begin < min(end, len(self)):
             number = bisect.bisect_right(self._ends, begin)
             start = self._ends[number - 1] if number else 0
             stop = min(end, self._ends[number])
-            found.append(self._rows_of(number, begin - start, stop - begin))
+            found.append(self.rows_of(number, begin - start, stop - begin))
             begin = stop
-        return pa.concat_tables(found) if found else self.schema.empty_table()
+        return pa.concat_tables(found)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for rows in self.batches(_ROWS_AT_ONCE, format="arrow"):
@@ -294,8 +292,8 @@ class Table:
         import pyarrow as pa
 
         names = _known(self.columns, columns)
-        tables = [self._cast(number, self._map(number)).select(names) for number in range(self.shards)]
-        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
+        tables = [self.schema.empty_table(), *(self._cast(number, self._map(number)) for number in range(self.shards))]
+        return pa.concat_tables([table.select(names) for table in tables])
 
     def to_hf(self) -> Any:
         """All rows as a `datasets.Dataset` on the same files, mapped: nothing is copied, but for shards of
@@ -307,29 +305,16 @@ class Table:
         parts = []
         for number, shard in enumerate(self._files):
             table = self._map(number)  # says which file is missing or damaged, better than datasets would
-            is_same = table.schema.equals(self.schema)
-            path = str(self.path / shard.name)
-            parts.append(Dataset.from_file(path) if is_same else Dataset(self._cast(number, table)))
+            if table.schema.equals(self.schema):
+                parts.append(Dataset.from_file(str(self.path / shard.name)))
+            else:
+                parts.append(Dataset(self._cast(number, table)))
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
-
-
-def _facts(table: Table) -> list[tuple[str, str]]:
-    """For a notebook."""
-    facts = {"rows": f"{len(table):,}", "columns": ", ".join(table.columns), "shards": f"{table.shards:,}"}
-    return [*facts.items(), ("size", format_size(table.manifest.bytes))]
 
 
 def _reopen_same(place: Folder, fingerprint: str) -> Table:
     """In another process: the table may have been replaced meanwhile."""
-    return Table(same_generation(place, fingerprint, lambda one: TABLE.read(one).fingerprint))
-
-
-def _number(which: Any, rows: int) -> int:
-    asked = operator.index(which)
-    number = asked + rows if asked < 0 else asked
-    if not 0 <= number < rows:
-        raise IndexError(f"row {asked} of a table of {rows:,} rows")
-    return number
+    return Table(same_generation(place, TABLE, fingerprint))
 
 
 def _known(names: list[str], wanted: Sequence[str] | None) -> list[str]:

@@ -170,9 +170,7 @@ class Index:
         if version != VERSION or code not in _READABLE:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents
-        if documents == 0:
-            raise StoreError(f"{path}: no document indices; not even the first, which is always 0. Make it again.")
-        if len(buffer) != expected:
+        if documents == 0 or len(buffer) != expected:  # the first index of a document is always 0
             raise StoreError(f"{path}: {len(buffer):,} bytes where its header says {expected:,}. Make it again.")
         at = HEADER.size
         return cls(
@@ -199,12 +197,6 @@ class Spans:
         """Those of the documents of a mask."""
         labels = None if self.labels is None else self.labels[keep]
         return Spans(self.pairs[np.repeat(keep, self.counts)], self.counts[keep], labels)
-
-    def between(self, first: int, stop: int | None) -> Spans:
-        """Those of the documents [first, stop)."""
-        keep = np.zeros(len(self.counts), np.bool_)
-        keep[first:stop] = True
-        return self.only(keep)
 
     @property
     def trained_tokens(self) -> int:

@@ -12,7 +12,7 @@ that a weight repeats counts each time. Size: a number a reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,6 @@ class Tally:
         return flow
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
-    """Those of several datasets together."""
-    counts: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
-    for one in tallies:
-        counts.update(read=one.read, documents=one.documents, tokens=one.tokens)
-        rejected.update(one.rejected)
-        for stage, reasons in one.dropped.items():
-            dropped[stage].update(reasons)
-    by_stage = {stage: dict(reasons) for stage, reasons in dropped.items() if reasons}
-    return Tally("", counts["read"], dict(rejected), by_stage, counts["documents"], counts["tokens"])
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One pair of files, `name.bin` and `name.idx`; of conversations also `name.spans`, and `name.labels`."""
@@ -110,15 +96,6 @@ class Shard:
         """Size and hash of each file, by how its name ends."""
         known = ((ending, getattr(self, ending)) for ending in SHARD_FILES)
         return {ending: record for ending, record in known if record is not None}
-
-
-def sums(shards: Iterable[Shard]) -> dict[str, int]:
-    """How many shards, documents, tokens, bytes and characters of text there are."""
-    counted = dict.fromkeys(("shards", "documents", "tokens", "text_bytes", "characters"), 0)
-    for shard in shards:
-        for name in counted:
-            counted[name] += getattr(shard, name, 1)
-    return counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +127,34 @@ class Manifest:
     """The files of what was set aside when it was made (`kinds.write_audit`); None: there are none."""
 
     @property
-    def sums(self) -> dict[str, int]:
-        return sums(self.shards)
+    def totals(self) -> dict[str, int]:
+        names = ("documents", "tokens", "text_bytes", "characters")
+        return {"shards": len(self.shards)} | {name: sum(getattr(one, name) for one in self.shards) for name in names}
 
     @property
-    def totals(self) -> dict[str, int]:
-        return {name: count for name, count in self.sums.items() if name in ("documents", "tokens", "text_bytes")}
+    def counts_by_split(self) -> dict[str, dict[str, int]]:
+        """Documents and tokens of each split, in order."""
+        counted: dict[str, dict[str, int]] = {}
+        for shard in self.shards:
+            of_split = counted.setdefault(shard.split, {"documents": 0, "tokens": 0})
+            of_split["documents"] += shard.documents
+            of_split["tokens"] += shard.tokens
+        return counted
 
     @property
     def tally(self) -> Tally:
         """All records together; where nothing is known, every document was one."""
-        if not self.sources:
-            documents, tokens = self.sums["documents"], self.sums["tokens"]
-            return Tally(read=documents, documents=documents, tokens=tokens)
-        return total(self.sources)
+        counted, counts = self.totals, Counter[str]()
+        every = Tally("", counted["documents"], documents=counted["documents"], tokens=counted["tokens"])
+        rejected: Counter[str] = Counter()
+        dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+        for one in self.sources or (every,):
+            counts.update(read=one.read, documents=one.documents, tokens=one.tokens)
+            rejected.update(one.rejected)
+            for stage, reasons in one.dropped.items():
+                dropped[stage].update(reasons)
+        by_stage = {stage: dict(reasons) for stage, reasons in dropped.items() if reasons}
+        return Tally("", counts["read"], dict(rejected), by_stage, counts["documents"], counts["tokens"])
 
     @property
     def splits(self) -> tuple[str, ...]:

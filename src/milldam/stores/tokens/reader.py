@@ -5,8 +5,6 @@ at a time, since a mapping holds a file open and systems allow as few as 1,024 o
 
 A store may lie at an address (`milldam.remote`): then a shard is fetched when it is first touched, and no more are kept
 mapped than fit in half of the cache.
-
-Rows and stretches of tokens in blocks of bounded size: what is held at a time of a store that is read or made.
 """
 
 from __future__ import annotations
@@ -38,11 +36,6 @@ if TYPE_CHECKING:
 MAPPED_SHARDS = 256
 TOKENIZER = "tokenizer.json"
 TokenArray = np.ndarray[tuple[int, ...], np.dtype[np.integer[Any]]]
-
-
-def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
-    """Open a store for reading, in milliseconds and a few megabytes whatever its size."""
-    return Store(path, split=split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +92,6 @@ class Store:
         paths = {} if folder is None else {what: folder / file["name"] for what, file in listed.items()}
         return {what: path for what, path in paths.items() if path.exists()}
 
-    @property
-    def rejects(self) -> Path | None:
-        """Records that could not be read; None: there are none here."""
-        return self.audit.get("rejects")
-
-    @property
-    def dropped(self) -> Path | None:
-        """Documents that were dropped; None: there are none here."""
-        return self.audit.get("dropped")
-
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
@@ -127,10 +110,7 @@ class Store:
         """The trained spans of a document: (n, 2), half-open token positions within it."""
         shard, within = self._at(number)
         if shard.spans is None:
-            raise StoreError(
-                f"{self.name}: does not say which tokens are trained on: all of them are. Stores of conversations do: "
-                "`milldam tokenize --chat`."
-            )
+            raise StoreError(f"{self.name}: no store of conversations: all of its tokens are trained on.")
         begin, end = shard.index.extent(within)
         return shard.spans.some(within, np.array([end - begin])).pairs
 
@@ -272,34 +252,7 @@ def _size(shard: Shard) -> int:
 
 def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:
     """In another process: the store may have been replaced meanwhile."""
-    same = same_generation(place, fingerprint, lambda one: TOKENS.read(one).fingerprint)
-    return kind(same, split=split)
-
-
-BLOCK_TOKENS = 1 << 20
-
-
-def in_blocks(start: int, count: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the blocks of a stretch."""
-    for at in range(start, start + count, BLOCK_TOKENS):
-        yield at, min(at + BLOCK_TOKENS, start + count)
-
-
-def cut_blocks(lengths: Int64s, most_tokens: int | None = None) -> Iterator[tuple[int, int]]:
-    """(first, stop) of rows of about a block's tokens, or of so many, or one row that has more."""
-    most_tokens = most_tokens or BLOCK_TOKENS
-    ends = lengths.cumsum()
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(ends.searchsorted(before + most_tokens, side="right")))
-        yield first, stop
-        first = stop
-
-
-def is_giant(lengths: Int64s) -> bool:
-    """Whether rows are one that is better read and written in pieces."""
-    return len(lengths) == 1 and int(lengths[0]) > BLOCK_TOKENS
+    return kind(same_generation(place, TOKENS, fingerprint), split=split)
 
 
 def require_split(name: str, split: str, known: Collection[str]) -> None:

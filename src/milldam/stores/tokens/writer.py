@@ -36,7 +36,8 @@ class Tokens:
         """The pieces from `first` up to `stop`."""
         begin, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
         is_open = self.open and stop >= len(self.lengths)
-        spans = None if self.spans is None else self.spans.between(first, stop)
+        numbers = np.arange(len(self.lengths))
+        spans = None if self.spans is None else self.spans.only((numbers >= first) & (numbers < stop))
         return replace(self, flat=self.flat[begin:end], lengths=self.lengths[first:stop], open=is_open, spans=spans)
 
     def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:

@@ -23,7 +23,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,16 +149,14 @@ class DedupIndex:
             has_size(folder / name, size) for run in pinned["runs"] for name, size in run["files"].items()
         )
         if state is not None:
-            fresh = pinned is None or not whole or (pinned["index"], pinned["state"]) != (self.place, state)
+            fresh = not whole or pinned is None or (pinned["index"], pinned["state"]) != (self.place, state)
         if fresh:
             with self._locked(), explain_os_errors(folder):
                 remove_matching(folder, "index-*.hashes", "*-index-*")
                 runs = self.others(run_id, out)
                 if state not in (None, _state_of(runs)):
-                    message = (
-                        f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
-                    )
-                    raise StoreError(message, Setting("overwrite", True), ".")
+                    message = f"dedup.index: {self.folder} is no longer as it was when the run was planned."
+                    raise StoreError(f"{message} Start over with ", Setting("overwrite", True), ".")
                 linked = [{"id": run.id, "files": self._link(run, k, folder)} for k, run in enumerate(runs)]
                 pinned = {"index": self.place, "state": _state_of(runs), "runs": linked}
                 write_sealed(record, pinned)
@@ -205,8 +202,8 @@ class DedupIndex:
         sources.sort(key=lambda source: not 0 <= source[1] < exempt_below)  # what stays comes first
         with self._locked():
             remove_temporaries(self.folder)
-            with NewFile(self._hash_file(run_id)) as new:
-                _write_hashes(new, each_range(sources, memory_bytes, threads, _own, lambda *_: None))
+            with NewFile(self.folder / f"{run_id}{_HASHES}") as new:
+                _write_hashes(new, each_range(sources, memory_bytes, threads, _of_run, lambda *_: None))
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
@@ -260,12 +257,10 @@ class DedupIndex:
             files = signatures.commit(), *sketches.commit(durable=True).values()
         return near | {"bytes": sum(int(file["bytes"]) for file in files)}
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> FileLock:
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "lock"):
-            yield
+        return FileLock(self.folder / "lock")
 
     def _remove_orphans(self) -> None:
         """Files without a record: of runs that were replaced or removed, or killed while they committed."""
@@ -275,7 +270,7 @@ class DedupIndex:
 
     def check(self, run: IndexedRun) -> None:
         """Raise StoreError when the files of a run are not there, or not as large as they were."""
-        path = self._hash_file(run.id)
+        path = self.folder / f"{run.id}{_HASHES}"
         near = (self.folder / f"{run.id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS))
         held = sum(one.stat().st_size for one in near if one.exists()) if run.near is not None else 0
         if not has_size(path, run.bytes) or (run.near is not None and held != run.near["bytes"]):
@@ -284,14 +279,11 @@ class DedupIndex:
                 f"Remove the run with `milldam dedup-index {self.folder} --remove {run.id}`."
             )
 
-    def _hash_file(self, run_id: str) -> Path:
-        return self.folder / f"{run_id}{_HASHES}"
-
     def _record(self, run_id: str) -> Path:
         return self.folder / f"{run_id}.json"
 
 
-def _own(table: Words) -> Words:
+def _of_run(table: Words) -> Words:
     """Of hashes, each once, those that a document of the run has first: (2, hashes)."""
     return table[:2, table[2].view(np.int64) >= 0]
 

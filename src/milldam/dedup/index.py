@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,8 +102,17 @@ class DedupIndex:
 
     def runs(self) -> list[IndexedRun]:
         """The runs in the index, the oldest first."""
-        found = (_read_run(path) for path in self.folder.glob("*.json"))
-        return sorted((run for run in found if run is not None), key=lambda run: (run.created, run.id))
+        found = []
+        for path in self.folder.glob("*.json"):
+            try:
+                found.append(IndexedRun(**json.loads(path.read_bytes())))
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except (ValueError, TypeError):
+                raise StoreError(
+                    f"{path}: not the record of a run. Remove it if the folder is a dedup index."
+                ) from None
+        return sorted(found, key=lambda run: (run.created, run.id))
 
     def others(self, excluding_id: str, excluding_out: str) -> list[IndexedRun]:
         """All runs but one, and but the one that wrote to the same folder before."""
@@ -203,7 +211,12 @@ class DedupIndex:
         with self._locked():
             remove_temporaries(self.folder)
             with NewFile(self.folder / f"{run_id}{_HASHES}") as new:
-                _write_hashes(new, each_range(sources, memory_bytes, threads, _of_run, lambda *_: None))
+
+                def first_in_run(table: Words) -> Words:
+                    """(2, hashes): those that no earlier run has."""
+                    return table[:2, table[2].view(np.int64) >= 0]
+
+                _write_hashes(new, each_range(sources, memory_bytes, threads, first_in_run, lambda *_: None))
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
@@ -283,11 +296,6 @@ class DedupIndex:
         return self.folder / f"{run_id}.json"
 
 
-def _of_run(table: Words) -> Words:
-    """Of hashes, each once, those that a document of the run has first: (2, hashes)."""
-    return table[:2, table[2].view(np.int64) >= 0]
-
-
 def _write_hashes(new: NewFile, ranges: Iterator[Words]) -> None:
     """Write hashes that come in order: all high halves, then all low ones, which wait in a file without a name."""
     with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as waiting:
@@ -309,17 +317,6 @@ def pinned_names(number: int) -> dict[str, str]:
 
 def _state_of(runs: Sequence[IndexedRun]) -> str:
     return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
-
-
-def _read_run(path: Path) -> IndexedRun | None:
-    """None when it was removed meanwhile."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        return IndexedRun(**record)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        raise StoreError(f"{path}: not the record of a run. Remove it if the folder is a dedup index.") from None
 
 
 def _check_id(run_id: str) -> None:
@@ -355,7 +352,7 @@ class SeenBefore:
     def of(self, row: int) -> Original | None:
         """The run that holds the document of a row, of the last batch."""
         run = self._runs.get(row)
-        return None if run is None else Original(SEEN_BEFORE, indexed_run=run)
+        return None if run is None else Original(indexed_run=run)
 
 
 def _held_by(run: Hashes, hi: Words, lo: Words) -> Mask:

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.candidates import Documents, NearWork, Pairs, bucket_pairs, pair_files
+from milldam.dedup.candidates import Documents, NearWork, bucket_pairs, pair_files
 from milldam.dedup.drops import NEAR, DropWriter, drop_file_name, place_of
 from milldam.dedup.keys import (
     Hashes,
@@ -223,8 +223,17 @@ class _Decision:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
         share, layout, threads = self._work.share, self._layout, self._work.threads
         stars, pairs = (SortedKeys(self._folder / name, share(96)) for name in ("stars", "pairs"))
-        for centre, stays in self._edges(self._stars):
-            stars.add(layout.of_pairs(stays, centre))
+
+        def stars_of(edges: Ranked) -> Hashes:
+            """(dropped, stays) of the edges between such."""
+            first, second, _ = edges
+            dropped, other = self._dropped[first], self._dropped[second]
+            earlier, later = ~dropped & other, dropped & ~other
+            stays = np.append(first[earlier], second[later])
+            return layout.of_pairs(stays, np.append(second[earlier], first[later]))
+
+        for keys in self._edges(stars_of):
+            stars.add(keys)
         for found in bucket_pairs(stars.blocks(share(400)), layout, leader=number, threads=threads):
             for first, second in found:
                 new = second >= self._documents.exempt
@@ -239,13 +248,6 @@ class _Decision:
         stars.remove()
         pairs.remove()
         return compared, alike
-
-    def _stars(self, edges: Ranked) -> Pairs:
-        """(dropped, stays) of the edges between such."""
-        first, second, _ = edges
-        dropped, other = self._dropped[first], self._dropped[second]
-        earlier, later = ~dropped & other, dropped & ~other
-        return np.append(second[earlier], first[later]), np.append(first[earlier], second[later])
 
     def _write_drops(self, compared: int) -> NearResolved:
         documents, verified = self._documents, 0

@@ -117,18 +117,6 @@ def _chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
 # ---- what stays, and where splits end ----
 
 
-def _capped(out: Path, staged: Staged, room: int) -> tuple[Staged, int]:
-    """The part of a shard that stays when its dataset has `room` tokens left, and the room after it."""
-    for chunk in _chunks(out, staged):
-        ends = np.cumsum(chunk.lengths)
-        if ends[-1] > room:
-            whole = int(np.searchsorted(ends, room, side="right"))
-            rest = room - (int(ends[whole - 1]) if whole else 0)
-            return replace(staged, kept=chunk.first + whole + bool(rest), last=rest or None), 0
-        room -= int(ends[-1])
-    return staged, room
-
-
 def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[str, int]) -> list[Boundary]:
     """The last document of each split. `shards`: gives the staged shards that splits are taken from, each time anew."""
     histogram = np.zeros(_BUCKETS, dtype=np.int64)
@@ -203,11 +191,18 @@ def _limited(config: Config, folder: RunFolder, staged: Records) -> Iterator[Sta
     """The staged shards in plan order, each with what its dataset's limit leaves of it."""
     rooms = {k: one.max_tokens for k, one in enumerate(config.sources) if one.max_tokens is not None}
     for unit, record in staged.in_plan_order():
-        if record.facts["shards"]:
-            one = Staged(unit, record, record.facts["shards"][0]["documents"])
-            if one.dataset in rooms:
-                one, rooms[one.dataset] = _capped(folder.out, one, rooms[one.dataset])
-            yield one
+        if not record.facts["shards"]:
+            continue
+        one = Staged(unit, record, record.facts["shards"][0]["documents"])
+        for chunk in _chunks(folder.out, one) if one.dataset in rooms else ():
+            ends, room = np.cumsum(chunk.lengths), rooms[one.dataset]
+            rooms[one.dataset] = max(0, room - int(ends[-1]))
+            if ends[-1] > room:
+                whole = int(np.searchsorted(ends, room, side="right"))
+                rest = room - (int(ends[whole - 1]) if whole else 0)
+                one = replace(one, kept=chunk.first + whole + bool(rest), last=rest or None)
+                break
+        yield one
 
 
 # ---- in a worker ----

@@ -18,7 +18,6 @@ without the run that is being replaced, and the next commit clears up.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 import time
@@ -118,16 +117,14 @@ class DedupIndex:
         """All runs but one, and but the one that wrote to the same folder before."""
         others = [run for run in self.runs() if run.id != excluding_id and run.out != excluding_out]
         for run in others:
+            differing = ""
             if run.normalize != self._normalize:
-                raise ConfigError(
-                    f"{self.folder}: the run {run.id} in this index has dedup.normalize: {str(run.normalize).lower()}; "
-                    "hashes of the two kinds can't be compared. Use another index, or the same setting."
-                )
-            if self._near is not None and run.near is not None and _rules_of(run.near) != self._near:
-                raise ConfigError(
-                    f"{self.folder}: the run {run.id} in this index has dedup.near: {_rules_of(run.near)}; "
-                    "its signatures can't be compared with others. Use another index, or the same settings."
-                )
+                differing = f"normalize: {str(run.normalize).lower()}"
+            elif self._near is not None and run.near is not None and _rules_of(run.near) != self._near:
+                differing = f"near: {_rules_of(run.near)}"
+            if differing:
+                message = f"the run {run.id} in this index has dedup.{differing}, and can't be compared with this one"
+                raise ConfigError(f"{self.folder}: {message}. Use another index, or the same settings.")
         return others
 
     def require_whole(self, run_id: str, out: str) -> None:
@@ -204,7 +201,6 @@ class DedupIndex:
         these has is left to it, but for what documents of units below `exempt_below` have: they stay. `memory_bytes`:
         what this call may add to the process.
         """
-        _check_id(run_id)
         sources = sources_of(fingerprints)
         own = [one for one in sources if one[1] >= 0]
         sources.sort(key=lambda source: not 0 <= source[1] < exempt_below)  # what stays comes first
@@ -232,11 +228,11 @@ class DedupIndex:
 
     def remove(self, run_id: str) -> None:
         """Forget a run: what only it has seen is new again."""
-        _check_id(run_id)
         with self._locked():
-            if not self._record(run_id).exists():
-                known = ", ".join(run.id for run in self.runs()) or "none"
-                raise ConfigError(f'{self.folder}: no run "{run_id}" in this index. It has: {known}.')
+            known = [run.id for run in self.runs()]
+            if run_id not in known:
+                has = ", ".join(known) or "none"
+                raise ConfigError(f'{self.folder}: no run "{run_id}" in this index. It has: {has}.')
             self._record(run_id).unlink()
             self._remove_orphans()
 
@@ -317,11 +313,6 @@ def pinned_names(number: int) -> dict[str, str]:
 
 def _state_of(runs: Sequence[IndexedRun]) -> str:
     return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
-
-
-def _check_id(run_id: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", run_id):
-        raise ConfigError(f'"{run_id}" can\'t be the id of a run: it names a file. Use letters, digits, "-" and "_".')
 
 
 # ---- documents that the index holds, found while they are read ----

@@ -196,6 +196,18 @@ class _Decision:
     def _edges(self, make: Callable[[Ranked], T]) -> Iterator[T]:
         """What is made of (first, second, similarity) of edges, by the second, in blocks with all that each has."""
 
+        def blocks() -> Iterator[tuple[list[Edges], Slices]]:
+            """Runs and the parts of these that lie in one range: verified ones, a file after the other, and with each
+            what rounds have added between its documents."""
+            together, added = self._layout.together, _read_edges(self._folder)
+            files = [one for one in _read_edges(self._work.folder) if len(one.keys)]
+            starts = [int(one.keys[0]) // together * together for one in files[1:]]
+            for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
+                runs = [one, *(more.between(low, high) for more in added)]
+                keys = [run.keys for run in runs]
+                for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
+                    yield runs, parts
+
         def read(block: tuple[list[Edges], Slices]) -> T:
             runs, parts = block
             keys = np.concatenate([runs[number].keys[part] for number, part in parts])
@@ -205,19 +217,7 @@ class _Decision:
                 keys, similarities = keys[order], similarities[order]
             return make((*self._layout.pairs(keys), similarities))
 
-        return in_threads(read, self._edge_blocks(), self._work.threads)
-
-    def _edge_blocks(self) -> Iterator[tuple[list[Edges], Slices]]:
-        """Runs and the parts of these that lie in one range: verified ones, a file after the other, and with each what
-        rounds have added between its documents."""
-        together, added = self._layout.together, _read_edges(self._folder)
-        files = [one for one in _read_edges(self._work.folder) if len(one.keys)]
-        starts = [int(one.keys[0]) // together * together for one in files[1:]]
-        for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
-            runs = [one, *(more.between(low, high) for more in added)]
-            keys = [run.keys for run in runs]
-            for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
-                yield runs, parts
+        return in_threads(read, blocks(), self._work.threads)
 
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""

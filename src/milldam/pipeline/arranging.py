@@ -231,24 +231,21 @@ class Arranging:
         with SplitShards(self.out, assigned.key, self.splits, self.dtype) as made:
             tokens = np.memmap(self.out / f"{staged.shard['name']}.bin", dtype=self.dtype, mode="r")
             for chunk in _chunks(self.out, staged):
-                equal += self._copy(made, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
-                progress.add(documents=len(chunk.lengths))
+                ids = tokens[chunk.start : chunk.start + int(chunk.lengths.sum())]
+                splits, lengths = self._destinations(staged, chunk)
+                if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
+                    place = np.arange(len(ids)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
+                    ids = ids[place < np.repeat(lengths, chunk.lengths)]
+                kept = lengths > 0
+                if kept.any():
+                    made.add(Batch(None, ids=ids, lengths=lengths[kept], splits=splits[kept], facts=chunk.facts[kept]))
+                equal += len(kept) - int(np.count_nonzero(kept))
+                progress.add(documents=len(kept))
             shards, files, _ = made.commit()
         lost = {reason: count for reason, count in ((OVER_MAX_TOKENS, beyond), (EQUAL_TO_CUT, equal)) if count}
         before = staged.record.facts
         facts = before | {"shards": shards, "dropped": before["dropped"] | ({ARRANGE: lost} if lost else {})}
         yield Record(assigned.key, outputs=files, facts=facts)
-
-    def _copy(self, shards: SplitShards, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
-        """Put the documents where they belong; how many were left out."""
-        splits, lengths = self._destinations(staged, chunk)
-        if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
-            place = np.arange(len(tokens)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
-            tokens = tokens[place < np.repeat(lengths, chunk.lengths)]
-        kept = lengths > 0
-        if kept.any():
-            shards.add(Batch(None, ids=tokens, lengths=lengths[kept], splits=splits[kept], facts=chunk.facts[kept]))
-        return len(lengths) - int(np.count_nonzero(kept))
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
         """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""

@@ -201,7 +201,7 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
         if store is None:
             raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
         options = (inputs, Path(in_home(store)), tokenizer, text)
-        order = Order.of(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
+        order = Order(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
     parts = open_parts(order)
     try:
         return Feed(parts, split=split)
@@ -234,7 +234,7 @@ def _order_by_config(config: Any, chosen: dict[str, Any]) -> Order:
         )
         chosen["dedup"] = "off"
         read = read_config(config, (), chosen)
-    return Order.of(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
+    return Order(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
 
 
 def tokenize(

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.drops import EVALUATION, EXACT, drop_files, drops_in, unit_and_row
+from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import (
     Bools,
     Hashes,
@@ -192,7 +192,7 @@ class _Search:
         rows = self._work.rules.rows
         dropped: Bools | None = None
         """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
-        for path in drop_files(self._work.folder, EXACT, EVALUATION):
+        for path in drop_files(self._work.folder, EXACT, BLOOM, EVALUATION):
             if dropped is None:
                 dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
             for drops in drops_in(path):

@@ -39,6 +39,7 @@ from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
 from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps
 from milldam.dedup.drops import (
+    BLOOM,
     EVALUATION,
     EXACT,
     UNKNOWN,
@@ -49,7 +50,7 @@ from milldam.dedup.drops import (
     place_of,
     unit_and_row,
 )
-from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_bloom, resolve_exact, sources_of
 from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.index import DedupIndex
 from milldam.dedup.keys import Int64s
@@ -84,7 +85,7 @@ NEAR_WORKER_BYTES = 120 * 10**6
 
 def step_counts(rules: DedupRules, partitions: int, units: int, *, evaluation: bool) -> dict[str, int]:
     """The stages of a job in order, and into how many pieces each is cut."""
-    counts = {FINGERPRINT: units, GROUP: 0 if rules.method == "off" else partitions}
+    counts = {FINGERPRINT: units, GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
     counts[DECONTAMINATE] = int(evaluation)
     if rules.near is not None:
         counts |= {RANK: int(rules.near.prefer != "first"), NEAR: pair_steps(rules.near), SHINGLE: units}
@@ -100,6 +101,7 @@ class Resolving:
     stage: str
     steps: int
     out: Path
+    rules: DedupRules
     work: NearWork
     """Its folder has drop files, and what the first pass left, by the numbers of units; its memory is the most that a
     process that does it may take."""
@@ -117,8 +119,12 @@ class Resolving:
         work = replace(self.work, memory_bytes=self.work.memory_bytes - held_bytes())
         stage, number, folder, facts = self.stage, assigned.unit, work.folder, dict[str, Any]()
         if stage == GROUP:
-            limits = {name: getattr(work, name) for name in ("exempt_below", "memory_bytes", "threads")}
-            names, facts = [drop_file_name(EXACT, number)], resolve_exact(folder, number, self.steps, **limits)
+            limits: dict[str, Any] = {name: getattr(work, name) for name in ("exempt_below", "memory_bytes")}
+            names = [drop_file_name(self.rules.method, number)]
+            if self.rules.method == BLOOM:
+                facts = resolve_bloom(folder, rate=self.rules.false_positive_rate, **limits)
+            else:
+                facts = resolve_exact(folder, number, self.steps, threads=work.threads, **limits)
         elif stage == DECONTAMINATE:
             names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
         elif stage == RANK:
@@ -143,7 +149,7 @@ class Resolving:
             for path in sorted(folder.glob("matches-*.bin")):
                 unit, found = int(path.stem.rpartition("-")[2]), Matches.read(path)
                 if len(found.row):
-                    dropped = DropSet(folder, unit, (EXACT,))
+                    dropped = DropSet(folder, unit, (EXACT, BLOOM))
                     gone = [row for row in np.unique(found.row).tolist() if dropped.of(row) is not None]
                     found = found.only(~np.isin(found.row, gone))
                 yield unit, found
@@ -289,7 +295,7 @@ class Deduplication:
         if not todo:
             return records
         if name == GROUP:
-            small = steps == 1 and count_hashes(sources_of(self.folder)) <= FEW_HASHES
+            small = self._rules.method == EXACT and steps == 1 and count_hashes(sources_of(self.folder)) <= FEW_HASHES
         elif name == DECONTAMINATE:
             files = [*self.folder.glob("matches-*.bin"), *([self._evaluation] if self._evaluation else [])]
             small = sum(path.stat().st_size for path in files) <= FEW_BYTES
@@ -301,7 +307,7 @@ class Deduplication:
             threads = self._cores if name == DECIDE else 1
             work = replace(work, memory_bytes=work.memory_bytes // count, threads=threads)
         out, sets = self._session.folder.out, self._config.decontaminate
-        load = Resolving(name, steps, out, work, self._evaluation, sets, compared)
+        load = Resolving(name, steps, out, self._rules, work, self._evaluation, sets, compared)
         workers = Workers(count, work.threads, apart=count == 1 and not small, here=small)
         # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
         yield Stage(name, load, records, workers=workers, todo=todo[::-1] if name == VERIFY else todo)

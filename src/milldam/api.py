@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from milldam.choices import ChatForm, Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
-    from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
     from milldam.stores.table.reader import Table
@@ -32,7 +31,7 @@ Texts: TypeAlias = "Iterable[str | Mapping[str, object]] | Callable[[], Iterable
 
 
 class TextOptions(TypedDict, total=False):
-    """How text is tokenized: those options of `tokenize` that a feed has too."""
+    """Those options of `tokenize` that a feed has too."""
 
     text_column: str | None
     documents: Documents
@@ -52,16 +51,6 @@ class TextOptions(TypedDict, total=False):
     memory: str | int | None
     workers: int | None
     encoder: Encoder
-
-
-class TokenizeOptions(TextOptions, total=False):
-    """The other options of `tokenize`."""
-
-    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]]
-    limit: int | None
-    executor: Executor
-    address: str | None
-    overwrite: bool
 
 
 class StoreOptions(TypedDict, total=False):
@@ -182,20 +171,38 @@ def open(
 
 def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
     """A feed of text, by options or by a configuration."""
+    from milldam.config.loading import load_config, read_config
     from milldam.feeding import is_config
     from milldam.feeding.growing import open_parts
     from milldam.feeding.making import Order
+    from milldam.files import read_sealed
+    from milldam.input_files import RUN_FOLDER
     from milldam.loader.feeds import Feed
     from milldam.pipeline.starting import tokenize_config, tokenize_settings
 
+    tokenizer, store = text.get("tokenizer"), text.pop("store", None)
     if is_config(inputs):
-        order = _order_by_config(inputs, {name: value for name, value in text.items() if value is not None})
+        chosen = {name: value for name, value in text.items() if value is not None}
+        chosen |= {} if store is None else {"out": str(store)}
+        read = read_config(inputs, (), chosen)
+        out = read.data.get("out")
+        if not isinstance(out, str):
+            raise ConfigError(
+                Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out."
+            )
+        # A run of `milldam preprocess`, whose default drops duplicates, may have begun the store.
+        plan = read_sealed(Path(out) / RUN_FOLDER / "plan.json")
+        if "dedup" not in read.data and not (plan and plan["settings"].get("dedup")):
+            log.warning("%s: a feed drops no duplicates. `milldam preprocess` does.", out)
+            chosen["dedup"] = "off"
+            read = read_config(inputs, (), chosen)
+        order = Order.of(Path(in_home(out)), partial(load_config, inputs, (), chosen), read.data, report=True)
+    elif tokenizer is None:
+        raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
+    elif store is None:
+        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
     else:
-        tokenizer, store = text.pop("tokenizer", None), text.pop("store", None)
-        if tokenizer is None:
-            raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
-        if store is None:
-            raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
+        del text["tokenizer"]
         options = (inputs, Path(in_home(store)), tokenizer, text)
         order = Order.of(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
     parts = open_parts(order)
@@ -206,39 +213,34 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
         raise
 
 
-def _order_by_config(config: Any, chosen: dict[str, Any]) -> Order:
-    from milldam.config.loading import load_config, read_config
-    from milldam.feeding.making import Order
-    from milldam.files import read_sealed
-    from milldam.input_files import RUN_FOLDER
-
-    if "store" in chosen:
-        chosen["out"] = str(chosen.pop("store"))
-    read = read_config(config, (), chosen)
-    for note in read.notes:
-        log.info(note)
-    out = read.data.get("out")
-    if not isinstance(out, str):
-        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
-    # A run of `milldam preprocess`, whose default drops duplicates, may have begun the store.
-    plan = read_sealed(Path(out) / RUN_FOLDER / "plan.json")
-    if "dedup" not in read.data and not (plan and plan["settings"].get("dedup")):
-        log.warning(
-            "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
-            "`milldam preprocess` first and open its store.",
-            out,
-        )
-        chosen["dedup"] = "off"
-        read = read_config(config, (), chosen)
-    return Order.of(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
-
-
 def tokenize(
     inputs: str | Path | Sequence[str | Path] | Texts,
     out: str | Path,
     *,
     tokenizer: str | Path,
-    **options: Unpack[TokenizeOptions],
+    text_column: str | None = None,
+    documents: Documents = "file",
+    separator: str | None = None,
+    input_format: InputFormat | None = None,
+    bos: str = "none",
+    eos: str = "auto",
+    special_text: SpecialText = "special",
+    invalid_utf8: InvalidUtf8 = "reject",
+    max_document_bytes: str | int = "32MiB",
+    strict: bool = False,
+    chat: bool | Mapping[str, object] = False,
+    chat_template: str | Path | None = None,
+    chat_form: ChatForm | None = None,
+    train_on: str | Sequence[str] | None = None,
+    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]] = (),
+    limit: int | None = None,
+    shard_size: str | int | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    encoder: Encoder = "auto",
+    executor: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
@@ -253,6 +255,7 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
+    options = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import run_checked, tokenize_config
 
     with _as_paths(inputs, Path(in_home(out))) as paths:

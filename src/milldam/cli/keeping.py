@@ -18,32 +18,25 @@ from milldam.memory import format_size
 
 
 @click.command()
-@click.option("--remove", metavar="KEY", help="Remove a table; the beginning of its key is enough.")
 @click.option("--clear", is_flag=True, help="Remove all tables that are not in use.")
 @json_option
-def cache(remove: str | None, clear: bool, as_json: bool) -> None:
+def cache(clear: bool, as_json: bool) -> None:
     """
     The cache is MILLDAM_CACHE, or else ~/.cache/milldam. When it grows beyond MILLDAM_MAP_CACHE_SIZE, such as 100GB,
     the tables that have not been used for longest are removed.
 
     \b
     milldam cache
-    milldam cache --remove 3f0c
+    milldam cache --clear
     """
-    from milldam.errors import ResourceError, StoreError
+    from milldam.errors import StoreError
     from milldam.mapping import cache as tables
     from milldam.stores.table.manifest import TableManifest
 
-    if remove is not None:
-        chosen = tables.table_of(remove)
-        if not tables.remove(chosen):
-            raise ResourceError(f"{chosen.path}: in use. It can be removed when what reads or makes it has ended.")
-        click.echo(f"{chosen.path} is removed.", err=True)
     if clear:
         tables.remove_leftovers()
         removed = [tables.remove(one) for one in tables.cached_tables()]
-        rest = "" if all(removed) else "; the others are in use"
-        click.echo(f"{sum(removed)} of {len(removed)} tables are removed{rest}.", err=True)
+        click.echo(f"{sum(removed)} of {len(removed)} tables are removed. Others are in use.", err=True)
     found, facts = list(tables.cached_tables()), list[dict[str, Any]]()
     for table in found:
         facts.append({"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used})

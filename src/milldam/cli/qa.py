@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.commands import JobCommand, Request, job_options, json_option, present, settings, together
+from milldam.cli.commands import JobCommand, Request, job_options, present, settings, together
 from milldam.cli.naming import visible
 from milldam.errors import ConfigError
 from milldam.qa.settings import QASettings
@@ -65,12 +65,9 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     "--threshold", type=float, default=1.0, show_default=True, metavar="X", help="Odds of no answer above it."
 )
 @click.option("--split", default="validation", show_default=True, help="Split of REFERENCES that is a dataset.")
-@json_option
-def qa_eval(
-    references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
-) -> None:
+def qa_eval(references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str) -> None:
     """
-    Overall, with and without an answer, as SQuAD's own scripts compute them.
+    Overall, with and without an answer, as JSON with the names of SQuAD's own scripts.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer. With --null-odds, answers with odds above
@@ -78,24 +75,12 @@ def qa_eval(
 
     \b
     milldam qa-eval dev-v2.0.json predictions.json
-    milldam qa-eval dev.features predictions.json --null-odds null_odds.json --json
+    milldam qa-eval dev.features predictions.json --null-odds null_odds.json
     """
     from milldam.qa.evaluation import evaluate
 
     scores = evaluate(references, predictions, null_odds, threshold=threshold, split=split)
-    if as_json:
-        click.echo(json.dumps(scores.as_dict()))
-        return
-    lines, found = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"], scores.as_dict()
-    for name, group in (("all", ""), ("answerable", "HasAns_"), ("unanswerable", "NoAns_")):
-        if f"{group}total" in found:
-            total, exact, f1 = (found[f"{group}{figure}"] for figure in ("total", "exact", "f1"))
-            lines.append(f"{name:<20}{total:>10,}{exact:>8.2f}{f1:>8.2f}")
-    if null_odds is not None:
-        exact, threshold = found["best_exact"], found["best_exact_thresh"]
-        lines.append(f"Best exact {exact:.2f}, when null odds above {threshold:g} mean no answer.")
-        lines.append(f"Best F1 {found['best_f1']:.2f}, when those above {found['best_f1_thresh']:g} do.")
-    click.echo(visible("\n".join(lines)))
+    click.echo(json.dumps(scores.as_dict(), indent=1))
     if scores.missing:
         such = ", ".join(scores.missing[:3]) + ", ..." * (len(scores.missing) > 3)
         missing = f"{len(scores.missing):,} of {scores.total:,} questions have no prediction and count 0: {such}"

@@ -220,11 +220,9 @@ def _problems(root: type, values: Values, error: ValidationError) -> Iterator[tu
 
 def _hint(path: KeyPath, blocks: dict[str, type]) -> str:
     """The nearest key, of this block or else of any."""
-    key, own = str(path[-1]), dotted(tuple(part for part in path[:-1] if isinstance(part, str)))
-    own = own.replace("validation", "datasets")  # which have the same keys
+    own = dotted(tuple(part for part in path[:-1] if isinstance(part, str))).replace("validation", "datasets")
     for under in sorted(blocks, key=lambda name: name != own):
-        near = nearest(key, get_type_hints(blocks[under]))
-        if near is not None:
+        if near := nearest(str(path[-1]), get_type_hints(blocks[under])):
             where = "" if under == own else f" under {under}" if under else " at the top level"
             return f' Did you mean "{near}"{where}?'
     return ""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
-from milldam.errors import ConfigError, Setting, StoreError
+from milldam.errors import ConfigError, Setting
 from milldam.files import in_home
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
@@ -63,38 +63,31 @@ class StoreOptions(TypedDict, total=False):
 
 
 @overload
-def open(path: str | Path, *, kind: Literal["tokens"] | None = None, **options: Unpack[StoreOptions]) -> Store: ...
+def open(path: str | Path, **options: Unpack[StoreOptions]) -> Store: ...
 @overload
 def open(path: str | Path, *, units: Literal[True], **options: Unpack[StoreOptions]) -> Feed: ...
 @overload
 def open(
     path: str | Path | Sequence[str | Path],
     *,
-    tokenizer: str | Path,
     store: str | Path,
+    tokenizer: str | Path | None = None,
     split: str | None = None,
     **options: Unpack[TextOptions],
 ) -> Feed: ...
 @overload
 def open(
-    path: str | Path | Mapping[str, object],
+    path: Mapping[str, object],
     *,
-    kind: Literal["feed"],
-    store: str | Path | None = None,
     split: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
 ) -> Feed: ...
 @overload
-def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
-@overload
-def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None = None) -> ForeignFile: ...
-@overload
 def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
 def open(
     path: str | Path | Sequence[str | Path] | Mapping[str, object],
     *,
-    kind: Literal["tokens", "feed", "table", "file"] | None = None,
     split: str | None = None,
     units: bool = False,
     dtype: npt.DTypeLike | None = None,
@@ -116,8 +109,7 @@ def open(
                                     folders, globs, addresses, datasets as for `tokenize`, with its options
     config.yaml, or a dict          the same, with the settings of `preprocess`, such as cleaning and filters
 
-    `kind`: what the path must be; anything else is refused. It also tells type checkers, which otherwise expect a
-    store: "table", a "file" of another tool, or a "feed" that a configuration describes.
+    Type checkers expect a store of a path without further arguments; `milldam.Table` opens a table alone.
 
     `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
     the samples of a group of units shuffled together.
@@ -132,7 +124,7 @@ def open(
     from milldam.feeding import is_raw
 
     path = in_home(path) if isinstance(path, str | Path) else path
-    if kind != "tokens" and is_raw(path, text):
+    if is_raw(path, text):
         return _open_feed(path, split, text)
     for name in text:
         raise ConfigError(f"{name}: only for text that becomes tokens while training runs: name tokenizer= and store=.")
@@ -154,11 +146,6 @@ def open(
         from milldam.loader.opening import open_data
 
         opened = open_data(path, split=split, **chosen)
-    found = {"Store": "tokens", "Table": "table"}.get(type(opened).__name__, "file")
-    if kind not in (None, "tokens", "table", "file"):
-        raise ConfigError(f'kind: "{kind}"; use tokens, table or file.')
-    if kind not in (None, found):
-        raise StoreError(f'{opened!r}: its kind is "{found}", not "{kind}".')
     if not units:
         return opened  # type: ignore[no-any-return]
     from milldam.loader.feeds import Feed

@@ -130,7 +130,7 @@ def test_a_configuration_cleans_filters_and_splits(tmp_path: Path, as_file: bool
     }
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config))
-    with milldam.open(path if as_file else config, kind="feed", split="val", memory="1GB") as feed:
+    with milldam.open(path if as_file else config, split="val", memory="1GB") as feed:
         assert feed.splits == ("train", "val")
         found = digests(feed)
         wait_until(lambda: feed.finished)
@@ -189,7 +189,7 @@ def test_what_needs_the_whole_input_is_refused(
     write_lines(tmp_path / "corpus.jsonl", ["one", "two"])
     config = {"datasets": "corpus.jsonl", "tokenizer": str(TOKENIZER), "out": "out", "dedup": "off"} | settings
     with pytest.raises(ConfigError, match=said):
-        milldam.open(config, kind="feed")
+        milldam.open(config)
     assert not (tmp_path / "out").exists()
 
 
@@ -324,7 +324,7 @@ def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypat
     }
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "deadly.py").write_text("import os\n\n\ndef clean(text):\n    os.kill(os.getpid(), 9)\n")
-    with milldam.open(config, kind="feed") as feed, pytest.raises(WorkerError, match="3 times"):
+    with milldam.open(config) as feed, pytest.raises(WorkerError, match="3 times"):
         digests(feed)
 
 

@@ -53,11 +53,11 @@ def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_p
     tally = made.manifest.tally
     assert tally.dropped["dedup"] == {"seen_before": len(OLD)} and len(made.manifest.shards) > 8
     expected = digests(milldam.open(tmp_path / "made", units=True), epochs=2)
-    with milldam.open(config, kind="feed", workers=workers) as feed:
+    with milldam.open(config, workers=workers) as feed:
         assert digests(feed, 20, epochs=2) == expected[: 20 * 8]
-    with milldam.open(config, kind="feed", workers=workers) as feed:
+    with milldam.open(config, workers=workers) as feed:
         assert digests(feed, epochs=2) == expected
         wait_until(lambda: feed.finished)
     assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
-    with milldam.open(config, kind="feed") as feed:
+    with milldam.open(config) as feed:
         assert feed.finished and digests(feed, shuffle=False)

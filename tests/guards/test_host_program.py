@@ -92,7 +92,7 @@ def slow_config(folder: Path) -> dict[str, Any]:
 def test_a_loader_that_is_gone_stops_reading_ahead(tmp_path: Path) -> None:
     """Also while it waits for a unit that takes long to make."""
     before = set(threading.enumerate())
-    with milldam.open(slow_config(tmp_path), kind="feed") as feed:
+    with milldam.open(slow_config(tmp_path)) as feed:
         batches = feed.windows(16).batches(4, shuffle=False, prefetch=10_000)
         next(batches)
         wait_until(lambda: feed.stats()["units_made"] == feed.stats()["units"] - 1)
@@ -104,7 +104,7 @@ def test_a_loader_that_is_gone_stops_reading_ahead(tmp_path: Path) -> None:
 def test_wishes_of_a_loader_that_is_gone_are_forgotten(tmp_path: Path) -> None:
     """Also where another process has its number by now: the system gives numbers again."""
     wishes = tmp_path / "store/run/demand"
-    with milldam.open(slow_config(tmp_path), kind="feed") as feed:
+    with milldam.open(slow_config(tmp_path)) as feed:
         next(iter(feed.windows(16).batches(4, shuffle=False, prefetch=0)))
         gone = wishes / f"{socket.gethostname()}-{os.getpid()}.1-0.json"
         wishes.mkdir(exist_ok=True)

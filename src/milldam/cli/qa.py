@@ -11,18 +11,15 @@ import click
 
 from milldam.cli.commands import JobCommand, Request, job_options, present, settings, together
 from milldam.cli.naming import visible
-from milldam.errors import ConfigError
 from milldam.qa.settings import QASettings
 
 if TYPE_CHECKING:
     from milldam.mapping.table_job import TableSummary
 
-_STEPS = ("overlap", "hop")
-
 
 @click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together("Input and output", *settings(QASettings, "out tokenizer split max_examples strict", in_file=True))
+@together("Input and output", *settings(QASettings, "out tokenizer split max_examples strict"))
 @together(
     "Windows",
     *settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
@@ -31,29 +28,17 @@ _STEPS = ("overlap", "hop")
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     """
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
-    folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Memory is
-    bounded. If it is interrupted or killed, run the same command to resume; if the input has
-    changed, only the units that changed are redone.
+    folder that `save_to_disk` wrote or a name on the Hub. Memory is bounded. If it is interrupted or killed, run the
+    same command to resume; if the input has changed, only the units that changed are redone.
 
     \b
     milldam qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/ --overlap 128
     milldam qa train-v2.0.json -o squad.milldam --tokenizer xlnet/ --max-seq-length 512 --memory-tokens 16
-    milldam qa qa.yaml --memory 600MB
     """
-    from milldam.config.checking import Values, checked_settings
-    from milldam.config.loading import read_file
+    from milldam.config.checking import checked_settings
     from milldam.qa.job import array_of, run_qa
 
-    chosen, values = present(options), Values({"inputs": inputs})
-    if any(path.lower().endswith((".yaml", ".yml")) for path in inputs):
-        if len(inputs) > 1:
-            raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
-        values = read_file(Path(inputs[0]), inputs[0])
-        # One of them replaces any other in the file.
-        chosen = (dict.fromkeys(_STEPS) if any(name in chosen for name in _STEPS) else {}) | chosen
-    for name, value in chosen.items():
-        values.put(name, value)
-    checked = checked_settings(QASettings, values)
+    checked = checked_settings(QASettings, present(options) | {"inputs": inputs})
     return Request(partial(run_qa, checked), partial(array_of, checked))
 
 

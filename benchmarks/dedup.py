@@ -6,7 +6,6 @@ drops with those that numpy finds with everything in memory (some 100 bytes a do
 
     python benchmarks/dedup.py --documents 100000000 --limit 512MB
     python benchmarks/dedup.py --documents 5000000 --limit 256MB --check
-    python benchmarks/dedup.py --documents 20000000 --limit 512MB --method bloom
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ import numpy.typing as npt
 
 from memory import lines_of, measure
 from milldam.dedup.drops import drops_in, place_of
-from milldam.dedup.exact import resolve_bloom, resolve_exact
+from milldam.dedup.exact import resolve_exact
 from milldam.dedup.fingerprints import FingerprintWriter, Hashes, stretches
 from milldam.memory import usage
 from sizes import megabytes, parse_size
 
 DUPLICATES = 0.2
-RATE = 1e-6
 BATCH = 250_000
 
 Words = npt.NDArray[np.uint64]
@@ -89,17 +87,13 @@ class DiskWatch(threading.Thread):
             time.sleep(0.05)
 
 
-def resolve(folder: Path, limit_bytes: int, threads: int, method: str) -> None:
+def resolve(folder: Path, limit_bytes: int, threads: int) -> None:
     """In the limited process: find the duplicates and leave the figures in a file."""
     watch = DiskWatch(folder)
     watch.start()
     started, processor = time.perf_counter(), time.process_time()
     memory_bytes = limit_bytes - usage().anonymous
-    if method == "exact":
-        options = {"exempt_below": 0, "memory_bytes": memory_bytes, "threads": threads}
-        found = resolve_exact(folder, 0, 1, index_files=[], **options)
-    else:
-        found = resolve_bloom(folder, rate=RATE, exempt_below=0, memory_bytes=memory_bytes)
+    found = resolve_exact(folder, 0, 1, exempt_below=0, memory_bytes=memory_bytes, threads=threads)
     figures = {
         "documents": found["documents"],
         "distinct": found["distinct"],
@@ -129,8 +123,7 @@ def check(folder: Path, figures: dict[str, float]) -> None:
     drops = np.concatenate([some for path in sorted(folder.glob("drops-*.bin")) for some in drops_in(path)])
     drops = drops[np.argsort(drops["place"])]
     same = np.array_equal(drops["place"], place_of(unit[dropped], row[dropped]))
-    if (drops["of"] >= 0).all():  # a Bloom filter can't tell what a document duplicates
-        same &= np.array_equal(drops["of"], place_of(unit[original[dropped]], row[original[dropped]]))
+    same &= np.array_equal(drops["of"], place_of(unit[original[dropped]], row[original[dropped]]))
     print(f"check     {len(dropped):,} drops, {'equal to numpy' if same else 'NOT EQUAL to numpy'}")
     if not same or len(first) != figures["distinct"]:
         raise SystemExit(1)
@@ -154,7 +147,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     started = time.perf_counter()
     make_units(folder, arguments.documents, arguments.units)
     print(f"made      {arguments.documents:,} hashes in {time.perf_counter() - started:.1f} s")
-    options = [str(arguments.limit), str(arguments.threads), arguments.method]
+    options = [str(arguments.limit), str(arguments.threads)]
     found = measure([sys.executable, __file__, "--resolve", str(folder), *options], arguments.limit)
     print("\n".join(lines_of(found)))
     if found.exit_status:
@@ -170,7 +163,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--units", type=int, default=20)
     parser.add_argument("--limit", type=parse_size, default=parse_size("512MB"), help="for the whole process")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--method", choices=["exact", "bloom"], default="exact")
     parser.add_argument("--folder", type=Path, help="where to work; removed at the end")
     parser.add_argument("--check", action="store_true", help="compare with numpy")
     return parser.parse_args()
@@ -178,8 +170,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     if sys.argv[1:2] == ["--resolve"]:
-        place, limit, threads, method = sys.argv[2:]
-        resolve(Path(place), int(limit), int(threads), method)
+        place, limit, threads = sys.argv[2:]
+        resolve(Path(place), int(limit), int(threads))
         return
     arguments = parse_arguments()
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))

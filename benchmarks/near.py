@@ -267,7 +267,7 @@ def make_unit(folder: Path, documents: int, unit: int) -> None:
     sketches.sort(axis=1)
     with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
         sketched.add(paired, sketches.reshape(-1), np.full(len(paired), SKETCH_VALUES))
-        sketched.commit()
+        sketched.commit(durable=False)
 
 
 def measure_resolve(arguments: argparse.Namespace) -> None:

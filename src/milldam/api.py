@@ -103,6 +103,7 @@ def open(
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, recognised by its header
+    corpus.txt, other input         what was made from it and lies beside it: corpus.milldam, corpus.npy
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are used, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
     text, with `tokenizer=` and `store=`  a `Feed`: batches come while the store is written in the background; files,
@@ -113,6 +114,9 @@ def open(
 
     `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
     the samples of a group of units shuffled together.
+
+    If the path is an input, the result must have been made from it as it is now: a stale one is refused, and the one
+    that is used is logged. Only a `Feed` tokenizes.
 
     >>> milldam.open("corpus.milldam")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)

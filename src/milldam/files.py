@@ -201,7 +201,7 @@ def remove_temporaries(folder: Path) -> None:
 
 def names_matching(folder: Path, *patterns: str) -> Iterator[str]:
     """Names of a folder that match one of some shell patterns, as they come: none of a million others is held."""
-    matches = re.compile("|".join(map(fnmatch.translate, patterns))).match
+    matches = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)").match
     try:
         with os.scandir(folder) as entries:
             yield from (entry.name for entry in entries if matches(entry.name))

@@ -6,10 +6,11 @@ field's type; contradictions between fields are found by `config/settings.py`, w
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from milldam.choices import Action, ChatForm, Executor, InputFormat
 from milldam.errors import ConfigError
@@ -64,7 +65,8 @@ class Settings:
             return {}
         if not isinstance(value, str):
             return value
-        return {"path": value} if cls.words is None else cls.words.get(value, value)
+        # A copy: overrides are put into it.
+        return {"path": value} if cls.words is None else copy.deepcopy(cls.words.get(value, value))
 
 
 class Short:
@@ -175,19 +177,16 @@ class NearRules(Settings):
 class DedupRules(Settings):
     """Which duplicates to drop. The first one in the order of the input stays."""
 
-    words: ClassVar = {"off": {"method": "off"}, "exact": {}, "near": {"near": {}}, "bloom": {"method": "bloom"}}
-    method: Literal["exact", "bloom", "index", "off"] = "exact"
-    """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
-    of false positives. index: only what the index holds, in one pass; documents are not compared with each other, and
-    none enters. off: only near, if set."""
+    words: ClassVar = {"off": {"method": "off"}, "exact": {}, "near": {"near": {}}}
+    method: Literal["exact", "index", "off"] = "exact"
+    """exact: equal texts, by a 128-bit hash, on disk. index: only what the index holds, in one pass; documents are not
+    compared with each other, and none enters. off: only near, if set."""
     normalize: bool = False
     """Ignore case, white space and punctuation."""
     index: str | None = None
     """Folder that keeps the hashes of finished runs: documents that one of them has seen are dropped too."""
     near: NearRules | None = None
     """Drop near-duplicates as well."""
-    false_positive_rate: Annotated[float, Gt(0), Lt(0.5)] = 1e-6
-    """For bloom: the share of new documents that are dropped by mistake."""
 
     @property
     def is_off(self) -> bool:

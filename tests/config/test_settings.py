@@ -207,14 +207,14 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         ("dedup:\n  normalise: yes", 'config.yaml:5: dedup.normalise: no such key. Did you mean "normalize"?'),
         ("dedup:\n  treshold: 1", 'config.yaml:5: dedup.treshold: no such key. Did you mean "threshold" under dedup.n'),
         ("num_workers: 2", 'config.yaml:4: num_workers: no such key. Did you mean "workers"?'),
-        ("dedup: exct", 'config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not "exct". Did'),
+        ("dedup: exct", 'config.yaml:4: dedup: must be off, exact, near or a block of keys, not "exct". Did'),
         ("seed: 1.5", "config.yaml:4: seed: must be a whole number, not 1.5."),
         ("seed: on", "config.yaml:4: seed: must be a whole number, not \"on\"."),
         ("strict: maybe", 'config.yaml:4: strict: must be true or false, not "maybe".'),
         ("splits: {val: .nan}", 'config.yaml:4: splits.val: must be a number, not ".nan".'),
         ("validation:\n- path: a\n-", "config.yaml:6: validation.1: must be a text or a block of keys, not empty."),
         ("validation:\n  split: a", "config.yaml:4: validation: the key path is missing."),
-        ("dedup: null", "config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not empty."),
+        ("dedup: null", "config.yaml:4: dedup: must be off, exact, near or a block of keys, not empty."),
         ("clean:\n  strip: on\n  strip: off", "config.yaml:6: strip: given twice."),
         ("seed: !!python/name:os.system 1", "config.yaml:4: not valid YAML: could not determine a constructor"),
         ("filters:\n  c4: {max_word_length: 0}", "config.yaml:5: filters.c4.max_word_length: must be more than 0."),
@@ -304,11 +304,11 @@ def test_overrides_win_over_the_file(load: Load, override: str, key: str, value:
 
 def test_overrides_reach_into_short_forms(load: Load) -> None:
     """A word that stands for a block is spelled out when a key of the block is set."""
-    config = load(BASE + "dedup: bloom\npacking: best_fit", "tokenizer.bos=auto", "datasets.0.text_column=body",
+    config = load(BASE + "dedup: near\npacking: best_fit", "tokenizer.bos=auto", "datasets.0.text_column=body",
                   "dedup.normalize=yes", "packing.buffer=5", "seq_len=8")  # fmt: skip
     assert (config.tokenizer_rules.path, config.tokenizer_rules.bos) == ("gpt2/", "auto")
     assert (config.sources[0].paths, config.sources[0].text_column) == (("a.jsonl",), "body")
-    assert config.dedup == DedupRules(method="bloom", normalize=True)
+    assert config.dedup == DedupRules(near=NearRules(), normalize=True)
     assert config.packing == PackingRules(strategy="best_fit", buffer=5)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ import numpy as np
 import pytest
 from tests.kit.jobs import invoke, set_aside, store_bytes
 from tests.kit.preprocess_jobs import cleaned, lines_job, summary_of, texts_in
-
-from milldam import ResourceError
-from milldam.dedup.exact import BloomFilter, filter_bytes
 
 # ---- exact ----
 
@@ -37,28 +33,16 @@ def test_normalized_texts_are_compared_by_letters_digits_and_marks(tmp_path: Pat
     assert texts_in(store) == list(first.values())
 
 
-@pytest.mark.parametrize("method", ["exact", "bloom"])
-def test_a_corpus_of_many_small_documents_keeps_what_a_set_keeps(tmp_path: Path, method: str) -> None:
+def test_a_corpus_of_many_small_documents_keeps_what_a_set_keeps(tmp_path: Path) -> None:
     """A third of them one and the same; more hashes than are sorted at once in a small budget."""
     rng = np.random.default_rng(0)
     numbers = np.where(rng.random(180_000) < 0.3, 7, rng.integers(0, 200_000, 180_000))
     texts = list(map(str, numbers.tolist()))
-    dedup = {"method": method, **({"false_positive_rate": 1e-9} if method == "bloom" else {})}
-    small = lines_job(tmp_path, texts, "small", dedup=dedup, memory="400MB")
+    small = lines_job(tmp_path, texts, "small", dedup="exact", memory="400MB")
     assert texts_in(small) == list(dict.fromkeys(texts))
-    if method == "exact":
-        large = lines_job(tmp_path, texts, "large", dedup=dedup, workers=2)
-        assert store_bytes(large.path) == store_bytes(small.path)
-        assert summary_of(small.path)["dedup"] == summary_of(large.path)["dedup"]
-
-
-@pytest.mark.parametrize("memory_bytes", [1_000_000, 2_180_000, 3_200_000])
-def test_a_filter_that_does_not_fit_says_which_rate_would(memory_bytes: int) -> None:
-    """And that rate does fit, and is not much worse than it must be."""
-    with pytest.raises(ResourceError, match=r"takes 3.6 MB; there are") as caught:
-        BloomFilter(10**6, 1e-6, memory_bytes)
-    (rate,) = re.findall(r"false_positive_rate: (\S+),", str(caught.value))
-    assert 0.97 * memory_bytes < filter_bytes(10**6, float(rate)) <= memory_bytes
+    large = lines_job(tmp_path, texts, "large", dedup="exact", workers=2)
+    assert store_bytes(large.path) == store_bytes(small.path)
+    assert summary_of(small.path)["dedup"] == summary_of(large.path)["dedup"]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a.json"])

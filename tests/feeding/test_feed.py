@@ -170,7 +170,6 @@ def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
     [
         ({"dedup": "near"}, "which documents are alike can't be known before all of the input is read"),
         ({"dedup": "exact"}, r"Open what `milldam preprocess` made, set dedup: off, or compare with an index alone"),
-        ({"dedup": "bloom"}, "which documents are alike"),
         ({"dedup": {"index": "seen"}}, "which documents are alike"),
         ({"decontaminate": "corpus.jsonl"}, "which n-grams are too common to count can't be known"),
         ({"limit": 10}, "limit: which documents come first"),

@@ -156,9 +156,9 @@ JOBS: dict[str, Callable[[str], object]] = {
     "tokenize giant": _tokenize("giant.jsonl"),
     "preprocess": _preprocess("a.jsonl", "e.jsonl.gz"),
     "near, splits, rows": _preprocess("near.jsonl", dedup="near", splits={"val": 0.1, "test": 0.1}, **BEST_FIT, **TWO),
-    "bloom, normalised, wrapped": _preprocess(
+    "normalised, wrapped": _preprocess(
         "e.jsonl.gz",
-        dedup={"method": "bloom", "normalize": True},
+        dedup={"normalize": True},
         packing={"strategy": "wrapped", "write": True, "pad_last": True},
         seq_len=128,
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import os
 import re
 import runpy
 import subprocess
@@ -302,30 +301,3 @@ def test_the_first_commands_of_the_readme_work_in_a_clone() -> None:
 def test_the_readme_is_short() -> None:
     """150 lines are enough to begin with."""
     assert len((PROJECT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
-# ---- tests ----
-
-
-def test_tests_started_in_the_background_can_interrupt_what_they_start() -> None:
-    """A shell's background jobs ignore Ctrl-C and hand that on: tests set the signals that they need."""
-    code = "import signal, tests.conftest; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    ignoring = f'trap "" INT; exec "{sys.executable}" -c "{code}"'
-    subprocess.run(["sh", "-c", ignoring], check=True, cwd=PROJECT)
-
-
-@pytest.mark.parametrize("failing", ["docs", "test", "nothing"])
-def test_ci_fails_when_the_site_or_a_test_fails(failing: str, tmp_path: Path) -> None:
-    """CI builds the site as well as running the tests; its last line is the tests', also where others come later."""
-    make = tmp_path / "make"
-    make.write_text(
-        f'#!/bin/sh\nfor target; do echo "made $target"; test $target != {failing} || exit 2; done\n'
-        'echo "7 passed, 1 skipped in 1.25s"; echo "make: done"\n'
-    )
-    make.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run([PROJECT / ".ci/run"], env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    assert "made docs" in done.stdout
-    assert (done.returncode == 0) == (failing == "nothing")
-    if failing == "nothing":
-        assert "made test" in done.stdout and done.stdout.splitlines()[-1] == "7 passed, 1 skipped in 1.25s"

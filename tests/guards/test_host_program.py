@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
-import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -99,15 +97,3 @@ def test_a_loader_that_is_gone_stops_reading_ahead(tmp_path: Path) -> None:
         time.sleep(0.5)  # now it waits for the slow one
         del batches
         wait_until(lambda: not set(threading.enumerate()) - before)
-
-
-def test_wishes_of_a_loader_that_is_gone_are_forgotten(tmp_path: Path) -> None:
-    """Also where another process has its number by now: the system gives numbers again."""
-    wishes = tmp_path / "store/run/demand"
-    with milldam.open(slow_config(tmp_path)) as feed:
-        next(iter(feed.windows(16).batches(4, shuffle=False, prefetch=0)))
-        gone = wishes / f"{socket.gethostname()}-{os.getpid()}.1-0.json"
-        wishes.mkdir(exist_ok=True)
-        gone.write_text("[1]")
-        wait_until(lambda: not gone.exists())
-        assert list(wishes.iterdir())

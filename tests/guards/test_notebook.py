@@ -39,6 +39,8 @@ def _run_cell(source: str, session: dict[str, Any], number: int) -> list[dict[st
         outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue()})
     if shown is not None:
         data = {"text/plain": repr(shown)}
+        if hasattr(shown, "_repr_html_"):
+            data["text/html"] = shown._repr_html_()
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
     return outputs
 

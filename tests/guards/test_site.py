@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import struct
 import subprocess
 import sys
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,24 +13,8 @@ import pytest
 from tests.kit.browser import chromium
 
 PROJECT = Path(__file__).parents[2]
-LOOKED_AT = ["index.html", "training.html", "reference/python.html"]
 
 pytestmark = pytest.mark.slow
-
-
-def pixel_rows(png: bytes) -> list[bytes]:
-    """The rows of a picture as PNG stores them: of a blank one, next to none differ."""
-    at, data = 8, b""
-    while at < len(png):
-        (size,) = struct.unpack_from(">I", png, at)
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : at + 8 + size]
-        at += size + 12
-    width, height = struct.unpack_from(">II", png, 16)
-    raw = zlib.decompress(data)
-    stride = len(raw) // height
-    assert stride > width
-    return [raw[row * stride : (row + 1) * stride] for row in range(height)]
 
 
 class Page(HTMLParser):
@@ -89,17 +71,3 @@ def test_the_search_works_without_a_network(site: Path, tmp_path: Path) -> None:
     dom = chromium(tmp_path, site / "index.html", "--dump-dom", "--virtual-time-budget=20000", query="?q=best fit")
     found = re.findall(r'<a href="([^"]+)" class="md-search-result__link"', dom)
     assert any("training.html" in link or "preprocessing.html" in link for link in found), found
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 420])
-@pytest.mark.parametrize("name", LOOKED_AT)
-def test_a_browser_shows_it(site: Path, tmp_path: Path, name: str, width: int, scheme: str) -> None:
-    """Light and dark, wide and narrow: the picture is not blank, and the page has taken the colours asked for."""
-    look = (f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", f"--window-size={width},1200")
-    picture = tmp_path / "page.png"
-    chromium(tmp_path, site / name, f"--screenshot={picture}", "--hide-scrollbars", *look)
-    assert len(set(pixel_rows(picture.read_bytes()))) > 300
-    dom = chromium(tmp_path, site / name, "--dump-dom", *look)
-    body = re.search(r"<body[^>]*>", dom)
-    assert body and f'data-md-color-scheme="{"slate" if scheme == "dark" else "default"}"' in body[0]

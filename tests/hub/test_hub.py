@@ -375,15 +375,6 @@ def test_without_a_token_nothing_is_tried(hub: HubServer, tmp_path: Path, monkey
     assert not (tmp_path / "back").exists()
 
 
-def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command that installs it, not a traceback."""
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
-        push(tokens(tmp_path / "made"), REPO)
-    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
-        pull(REPO, tmp_path / "back")
-
-
 # ---- damage ----
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import re
 import shutil
@@ -54,51 +53,26 @@ class Job:
         assert list(verify(out)) == []
 
 
-def make_job(folder: Path, *, compressed: bool) -> Job:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A file that is cut into some twenty units, for two workers."""
+    folder = tmp_path_factory.mktemp("plain")
     # The slow encoder leaves time to be killed in.
     options = ("--tokenizer", TOKENIZER, "--encoder", "huggingface", "--workers", 2, "--memory", "1GB")
-    corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 2_000_000, broken_every=200)
-    path = corpus.path
-    if compressed:
-        path = folder / "corpus.jsonl.gz"
-        path.write_bytes(gzip.compress(corpus.path.read_bytes(), 1))
-    size = "200KB" if compressed else "100KB"
-    job = Job(path, (*options, "--shard-size", size), folder / "reference")
+    path = write_corpus(folder / "corpus.jsonl", 2_000_000, broken_every=200).path
+    job = Job(path, (*options, "--shard-size", "100KB"), folder / "reference")
     # In this process: the bytes do not depend on the workers.
-    milldam.tokenize(path, job.reference, tokenizer=TOKENIZER, encoder="huggingface", shard_size=size, workers=1)
-    assert len(milldam.open(job.reference).manifest.shards) >= (5 if compressed else 15)
+    milldam.tokenize(path, job.reference, tokenizer=TOKENIZER, encoder="huggingface", shard_size="100KB", workers=1)
+    assert len(milldam.open(job.reference).manifest.shards) >= 15
     assert "rejects" in milldam.open(job.reference).audit
     return job
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A file that is cut into some twenty units, for two workers."""
-    return make_job(tmp_path_factory.mktemp("plain"), compressed=False)
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A compressed stream: one unit that is committed in parts."""
-    return make_job(tmp_path_factory.mktemp("stream"), compressed=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [
-        ("plain", signal.SIGINT),
-        pytest.param("stream", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("stream", signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
-def test_an_interrupted_run_says_how_to_go_on(
-    kind: str, number: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_run_says_how_to_go_on(plain: Job, number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C and SIGTERM end with 130, say that finished work is safe, and give the command that resumes."""
-    job: Job = request.getfixturevalue(kind)
     out = tmp_path / "a folder"
-    with started(*job.command(out)) as process:
+    with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
@@ -112,7 +86,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     again = stderr.rstrip().splitlines()[-1].strip().replace("milldam", MILLDAM, 1)
     done = subprocess.run(again, shell=True, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    job.assert_finished(out)
+    plain.assert_finished(out)
 
 
 def still_running(group: int) -> list[int]:
@@ -194,22 +168,6 @@ def test_a_run_that_is_process_1_has_its_workers(plain: Job, tmp_path: Path) -> 
     plain.assert_finished(out)
 
 
-@pytest.mark.slow
-def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path) -> None:
-    """Two runs can't write into one folder: the second is refused, the first one is not disturbed."""
-    out = tmp_path / "s"
-    with started(*plain.command(out)) as process:
-        assert wait_until(lambda: recorded(out) >= 1, process)
-        # Held still, so that it is not done before the other one has begun.
-        process.send_signal(signal.SIGSTOP)
-        refused = run_milldam(*plain.command(out), code=2)
-        process.send_signal(signal.SIGCONT)
-        assert "another run is using it" in refused.stderr
-        process.communicate(timeout=60)
-    assert process.returncode == 0
-    plain.assert_finished(out)
-
-
 def fill(disk: Path) -> Path:
     """Take all the space that is left, as somebody else's file does."""
     ballast = disk / "ballast"
@@ -220,26 +178,22 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "stream"])
-def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(plain: Job, tmp_path: Path) -> None:
     """A disk that fills up is exit code 4 with what to do; with more room the same command ends with the same bytes."""
-    job: Job = request.getfixturevalue(kind)
     disk = tmp_path / "disk"
     with small_disk(disk, "16m"):
-        with started(*job.command(disk / "s")) as process:
+        with started(*plain.command(disk / "s")) as process:
             assert wait_until(lambda: recorded(disk / "s") >= 1, process)
             ballast = fill(disk)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == 4, stderr
         assert_full(stderr)
-        assert_full(run_milldam(*job.command(disk / "s"), code=4).stderr)
+        assert_full(run_milldam(*plain.command(disk / "s"), code=4).stderr)
         assert recorded(disk / "s") >= 1
         assert "ended before it was done" in run_milldam("status", disk / "s").stdout
         ballast.unlink()
-        run_milldam(*job.command(disk / "s"))
-        job.assert_finished(disk / "s")
+        run_milldam(*plain.command(disk / "s"))
+        plain.assert_finished(disk / "s")
 
 
 def assert_full(stderr: str) -> None:
@@ -258,18 +212,11 @@ def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, room: bo
         assert full.exit_code == 4 and "The disk is full" in full.stderr and "Traceback" not in full.stderr
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [("plain", "200k"), pytest.param("stream", "200k", marks=pytest.mark.slow)],
-)
-def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(
-    kind: str, size: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(plain: Job, tmp_path: Path) -> None:
     """What is needed and what is free are said at once, not after hours; nothing is left behind."""
-    job: Job = request.getfixturevalue(kind)
     disk = tmp_path / "disk"
-    with small_disk(disk, size):
-        done = invoke(*job.command(disk / "s"), *HERE)
+    with small_disk(disk, "200k"):
+        done = invoke(*plain.command(disk / "s"), *HERE)
         refused = done.stderr
         assert done.exit_code == 4
         assert re.search(

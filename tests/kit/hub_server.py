@@ -1,7 +1,7 @@
 """A stand-in for the Hugging Face Hub: its HTTP API for datasets, as huggingface_hub calls it, on this machine alone.
 
 Repositories with branches and commits, LFS uploads (checked by sha256), files served with redirects and etags, tokens
-that may read or write. It can be told to fail, to hang up or to stall at chosen requests. What it does not speak: Xet,
+that may write. It can be told to fail, to hang up or to stall at chosen requests. What it does not speak: Xet,
 pull requests, gated repositories.
 """
 
@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-WRITER, READER, STRANGER = "hf_WriterSecret0123456789", "hf_ReaderSecret0123456789", "hf_StrangerSecret012345678"
-USERS = {WRITER: ("anna", "write"), READER: ("anna", "read"), STRANGER: ("bert", "write")}
+WRITER, USER = "hf_WriterSecret0123456789", "anna"
+"""The only token, and whose it is."""
 GIT_ATTRIBUTES = b"*.bin filter=lfs diff=lfs merge=lfs -text\n"
 
 
@@ -218,26 +218,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ---- who asks ----
 
-    def _user(self) -> tuple[str, str]:
-        """Name and right; of nobody, two empty texts."""
+    def _is_user(self) -> bool:
         given = self.headers.get("Authorization")
-        if given is None:
-            return "", ""
-        if given.removeprefix("Bearer ") not in USERS:
+        if given not in (None, f"Bearer {WRITER}"):
             raise _RefusalError(401, "Invalid credentials in Authorization header")
-        return USERS[given.removeprefix("Bearer ")]
+        return given is not None
 
-    def _repo(self, name: str, *, write: bool = False) -> Repo:
-        user, right = self._user()
-        repo, mine = self.server.repos.get(name), user == name.split("/")[0]
-        if repo is None or (repo.private and not mine):
-            raise _RefusalError(404 if user else 401, "Repository not found", "RepoNotFound")
-        if write and not (mine and right == "write"):
-            raise _RefusalError(403, "You don't have the rights to write to this repository")
+    def _repo(self, name: str) -> Repo:
+        is_user, repo = self._is_user(), self.server.repos.get(name)
+        if repo is None or (repo.private and not is_user):
+            raise _RefusalError(404 if is_user else 401, "Repository not found", "RepoNotFound")
         return repo
 
-    def _files(self, name: str, revision: str, *, write: bool = False) -> dict[str, bytes]:
-        files = self._repo(name, write=write).files(revision)
+    def _files(self, name: str, revision: str) -> dict[str, bytes]:
+        files = self._repo(name).files(revision)
         if files is None:
             raise _RefusalError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return files
@@ -245,13 +239,10 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- routes ----
 
     def create(self) -> None:
-        (user, right), given = self._user(), json.loads(self.body)
-        if not user:
+        given = json.loads(self.body)
+        if not self._is_user():
             raise _RefusalError(401, "Invalid username or password.")
-        owner = given.get("organization") or user
-        name = f"{owner}/{given['name']}"
-        if owner != user or right != "write":
-            raise _RefusalError(403, f"You don't have the rights to create a dataset under the namespace {owner}")
+        name = f"{given.get('organization') or USER}/{given['name']}"
         url = f"{self.server.url}/datasets/{name}"
         if name in self.server.repos:
             self._json({"error": "You already created this dataset repo", "url": url}, 409)
@@ -286,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str) -> None:
-        files, told = self._files(name, revision, write=True), []
+        files, told = self._files(name, revision), []
         for file in json.loads(self.body)["files"]:
             path, mode = file["path"], "lfs" if is_large(file["path"], file["size"]) else "regular"
             old = _listed(path, files[path]) if path in files else {}
@@ -295,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"files": told})
 
     def lfs_batch(self, name: str) -> None:
-        self._repo(name, write=True)
+        self._repo(name)
         objects = []
         for asked in json.loads(self.body)["objects"]:
             upload = {"actions": {"upload": {"href": f"{self.server.url}/lfs/put/{asked['oid']}"}}}
@@ -311,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def commit(self, name: str, branch: str) -> None:
         with self.server.guard:
-            files, repo = dict(self._files(name, branch, write=True)), self.server.repos[name]
+            files, repo = dict(self._files(name, branch)), self.server.repos[name]
             header, *operations = [json.loads(line) for line in self.body.splitlines() if line]
             if header["value"].get("parentCommit") not in (None, "", repo.branches[branch]):
                 raise _RefusalError(412, "A commit has happened since. Please refresh and try again.")

@@ -65,14 +65,6 @@ def deadly(folder: Path, fatal: int, times: int, number: int, server: bool, unit
     return unit
 
 
-def dies_afterwards(folder: Path, unit: int) -> int:
-    """Makes one unit, and is killed while it waits for the next one; only the first worker is."""
-    if not (folder / "died").exists():
-        (folder / "died").touch()
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    return unit
-
-
 class UnpicklableError(Exception):
     """An exception that can't be sent to another process as it is."""
 

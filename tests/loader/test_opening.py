@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.kit.jobs import DEMO, TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
 from milldam.errors import InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile
+from milldam.input_files import bare_name
 from milldam.stores.tokens.format import HEADER, MAGIC
 
 TOKENS = (np.arange(1000) % 700 + 1).astype(np.uint16)
@@ -160,13 +163,66 @@ def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
         milldam.open(tmp_path / "half.milldam")
 
 
-def test_a_text_is_refused_with_what_to_open_or_to_run(tmp_path: Path) -> None:
-    """Nothing is tokenized unasked, and no other file than the one that was named is opened."""
-    (tmp_path / "corpus.txt").write_text("A text.")
-    with pytest.raises(
-        InputError, match=r"neither a store.*make it: milldam tokenize .*corpus\.txt -o .*corpus\.milldam"
-    ):
-        milldam.open(tmp_path / "corpus.txt")
-    write_store(tmp_path / "corpus.milldam", [[5]])
-    with pytest.raises(InputError, match=r"Open the store that was made from it: .*corpus\.milldam"):
-        milldam.open(tmp_path / "corpus.txt")
+@pytest.fixture(scope="module")
+def desk_of_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """corpus.txt with corpus.milldam and corpus.npy made from it, and books/ with books.milldam."""
+    folder = tmp_path_factory.mktemp("desk")
+    shutil.copy(DEMO / "notes.txt", folder / "corpus.txt")
+    (folder / "books" / "more").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "more/c.txt"):
+        (folder / "books" / name).write_text(f"The text of {name}.\n" * 20)
+    for name in ("corpus.txt", "books"):
+        milldam.tokenize(folder / name, folder / f"{bare_name(name)}.milldam", tokenizer=TOKENIZER, workers=1)
+    done = invoke("tokenize", folder / "corpus.txt", "--format", "npy", "--tokenizer", TOKENIZER, "--workers", 1)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def desk(desk_of_module: Path, tmp_path: Path) -> Path:
+    """A copy of it that keeps the times."""
+    return shutil.copytree(desk_of_module, tmp_path / "desk")
+
+
+def test_what_was_made_from_an_input_is_found_by_its_name_and_logged(
+    desk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store first, or an .npy file; of a folder too; moved together it stays fresh."""
+    assert milldam.open(desk / "corpus.txt").path == desk / "corpus.milldam"
+    assert f"{desk / 'corpus.txt'}: using {desk / 'corpus.milldam'}, made from it and up to date" in caplog.text
+    monkeypatch.chdir(desk / "books")
+    assert (
+        milldam.open(".").tokens == milldam.open(desk / "books").tokens == milldam.open(desk / "books.milldam").tokens
+    )
+    shutil.rmtree(desk / "corpus.milldam")
+    moved = desk.rename(desk.with_name("moved"))
+    file: Any = milldam.open(moved / "corpus.txt")
+    assert (file.path, file.vocab_size, file.stream().pad_id) == (moved / "corpus.npy", 4096, 0)
+
+
+def test_stale_or_unknown_data_is_refused_with_the_command_that_makes_it(desk: Path) -> None:
+    """Of a folder with one more file; of a file that was touched or renamed; what is fresh of two is used."""
+    (desk / "books" / "new.txt").write_text("More.")
+    with pytest.raises(MismatchError, match=r"(?s)books\.milldam: not made from it as it is now.*milldam tokenize"):
+        milldam.open(desk / "books")
+    text = desk / "corpus.txt"
+    shutil.copytree(desk / "books.milldam", desk / "corpus.milldam", dirs_exist_ok=True)
+    assert open_foreign(text).path == desk / "corpus.npy"
+    (desk / "corpus.npy.json").unlink()
+    with pytest.raises(MismatchError, match=r"corpus\.milldam and .*corpus\.npy: not made"):
+        milldam.open(text)
+    shutil.rmtree(desk / "corpus.milldam")
+    with pytest.raises(MismatchError, match=r"it isn't known what it was made from"):
+        milldam.open(text)
+    (desk / "corpus.npy").unlink()
+    with pytest.raises(InputError, match=r"(?s)looked for corpus\.milldam, corpus\.npy.*Make it: milldam tokenize"):
+        milldam.open(text)
+
+
+def test_a_touched_input_makes_its_store_stale(desk: Path) -> None:
+    """By the time of its modification alone; the store itself still opens."""
+    times = (desk / "corpus.txt").stat()
+    os.utime(desk / "corpus.txt", ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    with pytest.raises(MismatchError, match=r"corpus\.milldam and .*corpus\.npy: not made"):
+        milldam.open(desk / "corpus.txt")
+    assert milldam.open(desk / "corpus.milldam").tokens

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.kit.jobs import write_lines
 from tests.kit.preprocess_jobs import (
     fresh_texts,
-    giant_text,
     ids_of,
     lines_job,
     preprocess,
@@ -74,22 +73,6 @@ def test_too_many_tokens_asked_is_an_error_that_says_how_many_there_are(tmp_path
     with pytest.raises(InputError, match=r"val_tokens: 100,000 .*[\d,]+ tokens"):
         lines_job(tmp_path, fresh_texts(20), splits={"val_tokens": 100_000}, dedup="off")
     assert not (tmp_path / "out" / "milldam.json").exists()
-
-
-def test_a_giant_can_be_cut_and_can_be_validation(tmp_path: Path) -> None:
-    """It is staged and arranged as any other document."""
-    texts = [*fresh_texts(10), giant_text(2_500_000), *fresh_texts(10, 1)]
-    store = lines_job(tmp_path, texts, splits={"val_tokens": 300_000}, dedup="off")
-    assert tokens_of(store, "val") == 300_000
-    found = [text[:50] for split in store.splits for text in map(str, _begin(store, split))]
-    assert Counter(found) == Counter(text[:50] for text in texts)
-
-
-def _begin(store: milldam.Store, split: str) -> list[str]:
-    from tests.kit.preprocess_jobs import tokenizer
-
-    documents = milldam.open(store.path, split=split)
-    return [tokenizer().decode(document.tolist()[:60], skip_special_tokens=True) for document in documents]
 
 
 @pytest.mark.parametrize("room", [0, 1, 7000])

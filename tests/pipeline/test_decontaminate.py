@@ -81,18 +81,6 @@ def test_items_that_repeat_themselves_stay_within_the_budget(tmp_path: Path) -> 
     assert memory["peak"] < memory["budget"]
 
 
-def test_a_share_of_the_ngrams_is_enough_and_less_is_not(tmp_path: Path) -> None:
-    """Half of a passage by default; `min_share` says otherwise."""
-    passage = make_words(random.Random(8), 112)  # a hundred n-grams
-    words = passage.split()
-    texts = [f"{PLAIN[0]} {' '.join(words[:61])} .", f"{PLAIN[1]} {' '.join(words[:62])} .", *PLAIN[2:5]]
-    evals = write_evals(tmp_path / "evals.jsonl", [passage])
-    half = lines_job(tmp_path, texts, "half", decontaminate=[{"path": evals}])
-    assert len(half) == 4 and [one["ngrams"] for one in findings(half.path)] == [50]
-    less = lines_job(tmp_path, texts, "less", decontaminate=[{"path": evals, "min_share": 0.49}])
-    assert [one["ngrams"] for one in findings(less.path)] == [49, 50]
-
-
 def test_what_is_everywhere_in_the_corpus_does_not_count(tmp_path: Path) -> None:
     """A notice under every document is no item, though an item has nothing else; a copy of it in few documents is."""
     notice = "This text may be copied and given away by anyone who keeps this notice and sells no part of it"
@@ -104,15 +92,6 @@ def test_what_is_everywhere_in_the_corpus_does_not_count(tmp_path: Path) -> None
     assert (found["common"], found["items_found"]) == (1, 1)
     few = lines_job(tmp_path / "few", texts[:20], decontaminate=[{"path": evals, "action": "report"}])
     assert len(findings(few.path)) == 20
-
-
-def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
-    """What is kept apart for evaluation is no training data."""
-    evals = write_evals(tmp_path / "evals.jsonl")
-    val = write_lines(tmp_path / "val.jsonl", QUESTIONS[:3])
-    store = lines_job(tmp_path, [QUESTIONS[0] + " and more", *PLAIN[:3]], validation=val, decontaminate=evals)
-    assert texts_in(store, "val") == QUESTIONS[:3]
-    assert texts_in(store, "train") == PLAIN[:3]
 
 
 # ---- with near-dedup ----

@@ -90,23 +90,6 @@ def test_the_store_is_that_of_the_texts_that_are_left(tmp_path: Path, seen: Path
     )
 
 
-def test_texts_are_compared_as_the_index_was_made(tmp_path: Path) -> None:
-    """Normalized where its runs were; where they were not, it is refused, as in any dedup."""
-    data = write_lines(tmp_path / "old.jsonl", ["One, two!", "?!"])
-    preprocess(tmp_path / "old", data, dedup={"index": tmp_path / "seen", "normalize": True})
-    store = compared(tmp_path / "a", ["one TWO", "...", "?!", "three"], tmp_path / "seen", dedup={"normalize": True})
-    assert texts_in(store) == ["...", "three"]
-    with pytest.raises(ConfigError, match=r"dedup\.normalize: true"):
-        compared(tmp_path / "b", ["one"], tmp_path / "seen")
-
-
-def test_validation_sets_stay_whole_and_prompts_can_be_compared(tmp_path: Path, seen: Path) -> None:
-    """As with every other dedup."""
-    held_out = write_lines(tmp_path / "val.jsonl", OLD[:5])
-    store = compared(tmp_path / "out", [*OLD[:10], *NEW[:10]], seen, validation=held_out)
-    assert (texts_in(store, "val"), texts_in(store, "train")) == (OLD[:5], NEW[:10])
-
-
 def test_weights_slices_and_limits_go_with_it(tmp_path: Path, seen: Path) -> None:
     """Repetitions, numbers of documents and standard input need no first pass of dedup."""
     texts = [*OLD[:5], *NEW[:10], *OLD[5:10]]

@@ -150,20 +150,6 @@ def test_the_value_decides_before_the_order_of_datasets(tmp_path: Path) -> None:
     assert summary_of(tmp_path / "out")["near"]["prefer"]["without"] == 3
 
 
-def test_filters_and_samples_leave_every_document_its_value(tmp_path: Path) -> None:
-    """What a filter drops makes no other document give way, though its value is the best."""
-    base = fresh_texts(30, words=(150, 200))
-    rows = [row for k, text in enumerate(base) for row in (Row(k, text, 9), Row(k, f"{text} longer", k % 3))]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    kept = [row.text for row in rows if row.text.endswith("longer")]
-    filters = {"function": f"{tmp_path / 'rules.py'}:only_longer"}
-    (tmp_path / "rules.py").write_text("def only_longer(text):\n    return text.endswith('longer')\n")
-    store = preprocess(tmp_path / "out", path, dedup=BY_SCORE, filters=filters)
-    assert texts_in(store) == kept
-    some = preprocess(tmp_path / "some", {"path": path, "split": "train[7:31]"}, dedup=BY_SCORE)
-    assert texts_in(some) == chosen(rows[7:31])
-
-
 def test_conversations_stay_by_a_field_beside_them(tmp_path: Path) -> None:
     """Of records that are rejected or not rendered, no value goes to another."""
     texts = fresh_texts(12, words=(150, 200))
@@ -198,6 +184,3 @@ def test_a_field_without_a_value_anywhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'no field "scoer" .* found "id", "text", "score". Did you mean "score"'):
         preprocess(tmp_path / "out", path, dedup={"near": {"prefer": {"field": "scoer"}}})
     assert not (tmp_path / "out" / "milldam.json").exists()
-
-
-# ---- killed, and updated ----

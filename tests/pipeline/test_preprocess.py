@@ -122,16 +122,6 @@ def test_validation_is_used_whole_and_training_copies_go(tmp_path: Path) -> None
     assert store.splits == ("train", "val")
 
 
-def test_validation_with_exact_splits_beside_it(tmp_path: Path) -> None:
-    """A split of an exact number of tokens is taken from training alone."""
-    texts, validation = fresh_texts(80), fresh_texts(10, 3)
-    write_lines(tmp_path / "val.jsonl", validation)
-    store = lines_job(tmp_path, texts, validation=tmp_path / "val.jsonl", splits={"test_tokens": 200}, dedup="off")
-    assert_holds(store, validation, "val")
-    assert milldam.open(store.path, split="test").tokens == 200
-    assert set(texts_in(store, "train")) < set(texts)
-
-
 # ---- the index that runs share ----
 
 
@@ -164,22 +154,19 @@ def test_a_repeated_run_never_drops_its_own(tmp_path: Path) -> None:
     assert len(indexed_runs(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("method", ["exact", "bloom"])
-def test_new_data_loses_exactly_what_was_seen(tmp_path: Path, method: str) -> None:
+def test_new_data_loses_exactly_what_was_seen(tmp_path: Path) -> None:
     """Documents of earlier runs, and its own copies; each with its reason."""
     old, new = texts_with_copies(300, 12), [*fresh_texts(200, 13), *fresh_texts(20, 13)]
     first = indexed(tmp_path, "a", old)
     mixed = [text for pair in zip(old[:200], new[:200], strict=True) for text in pair] + new[200:]
-    store = indexed(tmp_path, "c", mixed, dedup={"method": method}, write_dropped=True)
+    store = indexed(tmp_path, "c", mixed, write_dropped=True)
     assert_holds(store, kept_of(mixed, seen=kept_of(old)))
     dropped = drops_by_stage(store.path)["dedup"]
     seen = sum(cleaned(text) in set(kept_of(old)) for text in mixed)
-    assert sum(dropped.values()) == seen + 20
-    if method == "exact":
-        assert dropped == {"seen_before": seen, "duplicate": 20}
-        told = [one for one in set_aside(store.path, "dropped") if one["reason"] == "seen_before"]
-        (run,) = [one["id"] for one in indexed_runs(tmp_path) if one["out"] == str(first.path.resolve())]
-        assert all(run in json.dumps(one["duplicate_of"]) for one in told)
+    assert dropped == {"seen_before": seen, "duplicate": 20}
+    told = [one for one in set_aside(store.path, "dropped") if one["reason"] == "seen_before"]
+    (run,) = [one["id"] for one in indexed_runs(tmp_path) if one["out"] == str(first.path.resolve())]
+    assert all(run in json.dumps(one["duplicate_of"]) for one in told)
 
 
 @pytest.mark.slow
@@ -292,19 +279,6 @@ def test_custom_cleaning_comes_before_dedup_and_filters(tmp_path: Path) -> None:
     assert dropped["dedup"] == {"duplicate": 2} and sum(dropped["filter"].values()) == 1
 
 
-FUNCTIONS = """
-def clean(text):
-    if "boom" in text:
-        raise ValueError(text)
-    return None if text.startswith("no ") else text.replace("secret", "***")
-
-def judge(text):
-    if "crash" in text:
-        raise RuntimeError
-    return {"b": False, "r": "looks_rude"}.get(text[0], True)
-"""
-
-
 def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of the old function is refused, not reused; --overwrite makes it by the new one."""
     monkeypatch.chdir(tmp_path)
@@ -315,42 +289,6 @@ def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(MismatchError, match=r"clean\.function_hash"):
         lines_job(tmp_path, ["a"], **settings)
     assert texts_in(lines_job(tmp_path, ["a"], overwrite=True, **settings)) == ["a two and more"]
-
-
-# ---- filters ----
-
-
-def test_filters_by_characters_and_tokens(tmp_path: Path) -> None:
-    """Bounds are inclusive; tokens count the special ones; each drop has its reason."""
-    texts = [*fresh_texts(300, words=(1, 60)), "é" * 20, "é" * 19]
-    rules = {"min_characters": 20, "max_characters": 250, "min_tokens": 40, "max_tokens": 90}
-    store = lines_job(tmp_path, texts, filters=rules, dedup="off")
-    tokens = {text: len(store.tokenizer.encode(text, add_special_tokens=False).ids) + 1 for text in texts}
-    kept = [text for text in texts if 20 <= len(text) <= 250 and 40 <= tokens[text] <= 90]
-    assert_holds(store, kept)
-    dropped = drops_by_stage(store.path)
-    assert sum(dropped["filter"].values()) == sum(not 20 <= len(text) <= 250 for text in texts)
-    assert sum(dropped["encode"].values()) == len(texts) - len(kept) - sum(dropped["filter"].values())
-    assert len(dropped["filter"]) == 2 and len(dropped["encode"]) == 2
-
-
-# ---- packing ----
-
-
-# ---- up to date, or refused ----
-
-
-# ---- errors ----
-
-
-def test_nothing_left_names_the_stages(tmp_path: Path) -> None:
-    """The error counts what was dropped where."""
-    with pytest.raises(
-        InputError, match=r"(?s)No documents left: 4 .*clean: empty 1.*dedup: duplicate 1.*filter: \w+ 2"
-    ):
-        lines_job(tmp_path, ["", "aa", "aa", "bb"], filters={"min_characters": 3})
-    with pytest.raises(InputError, match=r"(?s)No documents left.*encode: \w+ 2"):
-        lines_job(tmp_path, ["aa", "bb"], "tokens", filters={"min_tokens": 500}, dedup="off")
 
 
 # ---- the report and the library ----
@@ -367,33 +305,9 @@ def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:
 # ---- combinations ----
 
 
-@pytest.mark.parametrize("settings", [{"datasets.0.weight": 3}, {"dedup": "off"}])
-def test_equal_documents_are_in_one_split_in_tokens_too(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """What equals the document that was cut goes with its rest, and is counted."""
-    texts = fresh_texts(40)
-    weight = settings.pop("datasets.0.weight", 1)
-    path = write_lines(tmp_path / "a.jsonl", texts if weight > 1 else texts * 3)
-    store = preprocess(tmp_path / "out", [{"path": path, "weight": weight}], splits={"val_tokens": 400}, **settings)
-    assert milldam.open(store.path, split="val").tokens == 400
-    train = [document.tolist() for document in milldam.open(store.path, split="train")]
-    for document in milldam.open(store.path, split="val"):
-        assert not any(other[: len(document)] == document.tolist() for other in train)
-    assert len(store) + store.manifest.tally.reasons.get("equal_to_cut", 0) == 120
-
-
 def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:
     """What was never stored has not been seen."""
     texts, index = fresh_texts(50), str(tmp_path / "seen")
     with pytest.raises(InputError, match="No documents left"):
         lines_job(tmp_path, texts, "bad", dedup={"index": index}, filters={"min_characters": 10**6})
     assert len(lines_job(tmp_path, texts, "good", dedup={"index": index})) == 50
-
-
-def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
-    """A document that is left out of one dataset is not missed in another."""
-    texts = fresh_texts(200)
-    all_of_them = write_lines(tmp_path / "a.jsonl", texts)
-    some = write_lines(tmp_path / "b.jsonl", texts[:50])
-    store = preprocess(tmp_path / "out", [{"path": all_of_them, "weight": 0.2}, {"path": some}])
-    assert set(texts[:50]) <= set(texts_in(store))
-    assert len(set(texts_in(store))) == len(store)

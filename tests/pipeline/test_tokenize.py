@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.kit.jobs import (
-    DEMO,
     EOS_TEXT,
     MILLDAM,
     TOKENIZER,
@@ -40,7 +39,7 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
+from milldam.errors import InputError, ResourceError
 from milldam.stores.tokens.reader import Store
 from milldam.stores.verify import verify
 
@@ -273,23 +272,6 @@ def test_standard_input_gives_the_documents_of_the_file(tmp_path: Path) -> None:
 # ---- plain text ----
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], ["one\ntwo\n\nthree --- four\n"]),
-        (["--documents", "line"], ["one", "two", "three --- four"]),
-        (["--documents", "paragraph"], ["one\ntwo", "three --- four"]),
-        (["--separator", " --- "], ["one\ntwo\n\nthree", "four\n"]),
-        (["--separator", r"\n\n"], ["one\ntwo", "three --- four\n"]),
-    ],
-)
-def test_where_documents_end_in_plain_text(tmp_path: Path, options: list[str], expected: list[str]) -> None:
-    """A file, a line, a paragraph or what lies between separators, escapes understood."""
-    (tmp_path / "c.txt").write_text("one\ntwo\n\nthree --- four\n")
-    assert invoke(*_job(tmp_path / "c.txt", tmp_path / "s", *options)).exit_code == 0
-    assert documents(tmp_path / "s") == expected_ids(expected)
-
-
 @pytest.mark.parametrize("ending", first_quick(["jsonl", "arrow"], 1))
 def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, ending: str) -> None:
     """A text of some twenty megabytes between two small ones."""
@@ -411,50 +393,10 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
 # ---- the library ----
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"tokenizer": "missing/"}, InputError),
-        ({"text_column": "nope"}, InputError),
-        ({"memory": "many"}, ConfigError),
-        ({"memory": "1MB"}, ResourceError),
-        ({"eos": "<nope>"}, ConfigError),
-        ({"documents": "word"}, ConfigError),
-        ({"encoder": "fast"}, ConfigError),
-        ({"invalid_utf8": "ignore"}, ConfigError),
-        ({"limit": -1}, ConfigError),
-        ({"inputs": []}, ConfigError),
-        ({"inputs": "missing.jsonl"}, InputError),
-        ({"inputs": ["-", "a.txt"]}, ConfigError),
-        ({"inputs": "nosuch://bucket/x.jsonl"}, ConfigError),
-        ({"input_format": "docx"}, ConfigError),
-    ],
-)
-def test_errors_of_the_library_are_its_own(
-    tmp_path: Path, lines: Path, options: dict[str, Any], kind: type[MilldamError]
-) -> None:
-    """Whatever is wrong with the job is a MilldamError of the right kind; catching that one is enough."""
-    inputs = options.pop("inputs", lines)
-    with pytest.raises(MilldamError) as caught:
-        tokenize(inputs, tmp_path / "s", **options)
-    assert type(caught.value) is kind
-
-
 def test_the_library_prints_nothing(tmp_path: Path, lines: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A library that prints is a nuisance: results are returned, warnings go to logging."""
     tokenize(lines, tmp_path / "s")
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_library_leaves_the_environment_as_it_was(
-    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thread limits for this job are not left behind for the rest of the process."""
-    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    before = dict(os.environ)
-    tokenize(lines, tmp_path / "s", encoder="huggingface")
-    assert dict(os.environ) == before
 
 
 # ---- one .npy file ----
@@ -503,20 +445,6 @@ def test_npy_of_changed_text_is_made_again_and_of_other_settings_refused(tmp_pat
     assert "is up to date" in npy(text)
 
 
-def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
-    """Another ending, or no -o for what is no single text, is refused."""
-    assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
-    assert "say where the file goes" in npy(lines, code=2)
-    assert "say where the file goes" in npy(text, text, code=2)
-
-
-def test_the_demo_corpus_has_a_fixed_result(tmp_path: Path) -> None:
-    """The packaged corpus, to the document and token: a change here changes everybody's stores."""
-    store = tokenize(DEMO / "corpus.jsonl", tmp_path / "s")
-    assert (len(store), store.manifest.tally.read) == (91, 91)
-    assert store.decode(store[0]).startswith("A tide mill works on a clock that nobody winds.")
-
-
 # ---- what is not read ----
 
 
@@ -560,19 +488,3 @@ def test_a_text_file_larger_than_a_document_is_encoded_in_pieces(tmp_path: Path,
     assert store.manifest.totals["characters"] - whole.manifest.totals["characters"] == whole.manifest.totals[
         "characters"
     ] - len("beforeafter")
-
-
-def test_a_large_text_file_of_white_space_is_empty(tmp_path: Path) -> None:
-    """It leaves no trace in the store; so does one that a user's cleaning would have to see whole."""
-    (tmp_path / "in").mkdir()
-    for name, text in zip("abc", ["one", " \n" * 1_000_000, "two"], strict=True):
-        (tmp_path / "in" / f"{name}.txt").write_text(text, newline="")
-    common = {"datasets": str(tmp_path / "in"), "tokenizer": str(TOKENIZER), "max_document_bytes": "1MB"}
-    store = milldam.preprocess(common | {"out": str(tmp_path / "s")})
-    assert documents(store) == expected_ids(["one", "two"]) and store.manifest.tally.reasons == {"empty": 1}
-    (tmp_path / "f.py").write_text("def clean(text):\n    return text\n")
-    clean = {"function": f"{tmp_path}/f.py:clean"}
-    store = milldam.preprocess(common | {"out": str(tmp_path / "t"), "clean": clean, "write_dropped": True})
-    assert documents(store) == expected_ids(["one", "two"])
-    assert store.manifest.tally.reasons == {"too_large_for_function": 1}
-    assert [one["text_truncated"] for one in set_aside(store, "dropped")] == [True]

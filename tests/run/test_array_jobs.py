@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,11 @@ from tests.kit.slurm import queue
 
 from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
-from milldam.cli.summaries import Display
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
-from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
+from milldam.errors import InputError, MismatchError, NotReadyError
 from milldam.pipeline.job import array_of, plan_job
 from milldam.run.array import ArrayTask
-from milldam.run.folder import RunFolder
-from milldam.stores.kinds import TOKENS
-
-run_units = importlib.import_module("milldam.cli.arrays")
-"""The module: its name is also that of the command."""
 
 
 def prepare_job(config: Config) -> None:
@@ -45,11 +37,6 @@ def run_task(config: Config, task: ArrayTask) -> None:
 
 def finish_job(config: Config) -> None:
     assert array_of(config).run(ArrayTask("finish", 0, 1)) is not None
-
-
-def run_in(job: Job, *task: Any) -> RunFolder:
-    """The run folder of a job, for one of its tasks."""
-    return RunFolder(job.out, TOKENS, task=ArrayTask(*task) if task else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,41 +148,6 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     counted.assert_finished()
 
 
-def test_a_finished_job_is_left_alone(counted: Job) -> None:
-    """Every task of the script a second time: exit 0, and the same files; what shares told before is gone."""
-    counted.share("tokenize", 0, 1)
-    finish_job(counted.config())
-    shutil.rmtree(counted.out / "run" / "tasks")
-    before = {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
-    # Only who prepares may replace what is there.
-    overwrite = counted.config(overwrite=True)
-    prepare_job(counted.config())
-    run_task(overwrite, ArrayTask("tokenize", 0, 1))
-    finish_job(overwrite)
-    assert before == {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
-
-
-def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with success when the first one is done, so that what waits for both may begin."""
-    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
-    share = ArrayTask("tokenize", 0, 2)
-    tries: list[str] = []
-    first = ExitStack()
-    first.enter_context(RunFolder(prepared.out, TOKENS, task=share))
-
-    def second(observer: Any) -> None:
-        tries.append("try")
-        if len(tries) == 3:
-            first.close()
-        with RunFolder(prepared.out, TOKENS, task=share):
-            pass
-
-    with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
-        run_task(prepared.config(), share)
-    run_units._patiently(second, Display(quiet=True), 0)
-    assert len(tries) == 3
-
-
 # ---- what is refused ----
 
 
@@ -301,20 +253,6 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     }
     shown = invoke("status", tmp_path / "out").output
     assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 array task done" in shown
-
-
-def test_status_shows_shares_at_work(counted: Job) -> None:
-    """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
-    with run_in(counted, "tokenize", 0, 2) as run:
-        told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
-        run.write_status(told | {"stage": "tokenize", "workers": {}})
-        found = read_status(counted.out)
-        shown = invoke("status", counted.out).output
-    assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"
-    assert f"tokenize-0-of-2: working, process {os.getpid()} on" in shown and "2 of about 6 units" in shown
-    assert read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]["state"] == "ended"
-    prepare_job(counted.config())
-    assert "units" not in read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]
 
 
 # ---- the script ----

@@ -20,7 +20,6 @@ from tests.kit.worker_loads import (
     Work,
     assigned,
     deadly,
-    dies_afterwards,
     failing,
     hoard,
     square,
@@ -28,8 +27,6 @@ from tests.kit.worker_loads import (
 )
 
 from milldam.errors import InputError, WorkerError
-from milldam.memory import process_tree, proportional_bytes, usage
-from milldam.run.budget import Monitor
 from milldam.run.fork import ForkServer
 from milldam.run.pools import Pool
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Load, Todo, Workers
@@ -88,33 +85,17 @@ def test_every_unit_is_made_once(workers: Workers) -> None:
     assert run(workers, Work(square), 0) == []
 
 
-def test_units_are_assigned_when_they_are_handed_out() -> None:
-    """One at a time, so what is assigned can depend on what is done."""
-    done: list[Event] = []
-    seen: list[int] = []
-
-    def assign(unit: int) -> Assigned:
-        seen.append(sum(event.kind == DONE for event in done))
-        return assigned(unit)
-
-    run(Workers(1, 1, apart=True), Work(square), 4, assign, done.append)
-    assert seen == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(2, 1)])
-@pytest.mark.parametrize("kills", [False, True])
-def test_units_may_come_later(workers: Workers, kills: bool) -> None:
+def test_units_may_come_later(workers: Workers) -> None:
     """While there is none to hand out, workers wait; who dies meanwhile is replaced."""
     heard: list[Event] = []
-    if kills and workers.here:
-        return
 
     def trickle() -> Iterator[int | None]:
         for given in range(5):
             while len(values(heard)) < given:
                 yield None
             yield from (None, None)
-            if kills and given == 2:
+            if given == 2 and not workers.here:
                 for pid in {event.pid for event in heard}:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -145,17 +126,6 @@ def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> Non
     assert caught.value.exit_code == 4
     assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
-    """A worker that dies while it is given its next unit is replaced like any other."""
-
-    def assign(unit: int) -> Assigned:
-        if unit == 1:
-            time.sleep(0.8)
-        return assigned(unit)
-
-    assert sorted(values(run(Workers(1, 1, apart=True), Work(dies_afterwards, tmp_path), 3, assign))) == [0, 1, 2]
 
 
 @linux
@@ -192,26 +162,6 @@ def test_random_kills_of_workers_lose_nothing(seed: int, tmp_path: Path) -> None
         done.set()
         killer.join()
     assert sorted(finished) == list(range(40))
-
-
-@linux
-def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path) -> None:
-    """Even when nobody is there to start others."""
-    pids: list[int] = []
-
-    def stop(event: Event) -> None:
-        server = psutil.Process(event.pid).parent()
-        assert server is not None
-        while len(workers := server.children()) < 3:
-            time.sleep(0.01)
-        pids.extend(worker.pid for worker in workers)
-        server.kill()
-        assert psutil.wait_procs(workers, timeout=60)[1] == []
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(Workers(3, 1), Loaded(tmp_path), 9, on_event=stop)
-    assert len(pids) == 3
 
 
 # ---- errors ----
@@ -253,24 +203,6 @@ def test_what_workers_need_is_loaded_once(
 
 
 @linux
-@pytest.mark.parametrize("leaves", ["thread", "file"])
-def test_what_can_not_be_forked_is_loaded_by_each_worker(
-    tmp_path: Path, leaves: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where loading leaves a thread or an open file, workers share nothing, and do the same; but half as many
-    of them. What comes next is forked."""
-    pool = Pool(10**12)
-    with caplog.at_level("INFO"):
-        told = values(run(Workers(4, 1), Loaded(tmp_path, leaves), 9, pool=pool))
-    assert len(told) == 9 and len({one["worker"] for one in told}) <= 2
-    assert all(one["loaded"] == one["worker"] for one in told)
-    assert ("runs 2 threads" if leaves == "thread" else f"has left {tmp_path}/open open") in caplog.text
-    told = values(run(Workers(2, 1), Loaded(tmp_path), 4, pool=pool))
-    pool.close()
-    assert len({one["loaded"] for one in told}) == 1
-
-
-@linux
 def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path: Path) -> None:
     """Begun early it imports what is expected, does not hear Ctrl-C, and takes stage after stage."""
     pool = Pool(10**12, ForkServer())
@@ -296,35 +228,3 @@ def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     for share, processes in ((70 * MB, 3), (1000 * MB, 1)):
         pids = values(run(Workers(1, 1, apart=True, worker_bytes=share), Work(hoard, 60 * MB), 3))
         assert len(set(pids)) == processes
-
-
-@linux
-def test_what_forked_workers_share_counts_once(tmp_path: Path) -> None:
-    """A tree of processes that share 60 MB holds them once."""
-    block = bytearray(60 * MB)
-    block[::4096] = b"x" * len(block[::4096])
-    ours, theirs = os.pipe()
-    alone = usage().anonymous
-    for _ in range(3):
-        if os.fork() == 0:
-            os.read(ours, 1)
-            os._exit(0)
-    wait_until(lambda: len(process_tree()) == 4)
-    held = Monitor(tmp_path / "memory.csv").sample().anonymous
-    assert proportional_bytes() < alone - len(block) // 2
-    os.write(theirs, b"abc")
-    for _ in range(3):
-        os.wait()
-    assert alone > len(block) and held < alone + 3 * 10 * MB
-
-
-def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
-    """The process that would have started others ends (35 MB); between stages with workers it stays."""
-    pool = Pool(4 * 10**9)
-    pool.expect(["json"])
-    before = set(psutil.Process().children())
-    assert before
-    run(Workers(1, 1, here=True), Work(square), 1, pool=pool)
-    assert set(psutil.Process().children()) == before
-    run(Workers(1, 1), Work(square), 1, pool=pool)
-    assert not before & set(psutil.Process().children())

@@ -12,27 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_milldam, wait_until, write_corpus, write_lines
+from tests.kit.jobs import TOKENIZER, run_milldam, write_corpus, write_lines
 from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
 from milldam.errors import ConfigError
-from milldam.memory import Budget, format_size, parse_size, usage
-from milldam.report.timeline import read_timeline
+from milldam.memory import Budget, format_size, parse_size
 from milldam.run.budget import Monitor
 from milldam.run.tasks import cores
 
 MB = 10**6
 
 # ---- sizes ----
-
-
-def run_apart(program: str, *arguments: object) -> str:
-    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
-    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -146,27 +137,6 @@ def test_the_limits_of_a_slurm_task_count(monkeypatch: pytest.MonkeyPatch) -> No
 # ---- use ----
 
 
-def test_own_memory_is_seen_to_grow() -> None:
-    """Touched memory shows as anonymous; given back, it is gone. In a process where nothing else goes on."""
-    program = (
-        "from milldam.memory import usage\n"
-        "before = usage().anonymous\n"
-        "held = bytearray(b'x') * (64 << 20)\n"
-        "grown = usage().anonymous - before\n"
-        "del held\n"
-        "print(grown, usage().anonymous - before)"
-    )
-    grown, left = map(int, run_apart(program).split())
-    assert grown + (1 << 20) >= 64 << 20 and left < 32 << 20
-
-
-def test_a_process_that_is_gone_uses_nothing() -> None:
-    """A worker that ends while it is measured is no error."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert usage(process.pid) == memory.Usage()
-
-
 def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> None:
     """The memory of a child is in the peak, and in the timeline."""
     code = "data = bytearray(b'x') * (80 << 20); print('ready', flush=True); input()"
@@ -188,16 +158,6 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
     assert {row["stage"] for row in rows} == {"one", "two"}
 
 
-def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
-    """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    with Monitor(Path("/dev/full")) as monitor:
-        before, held = monitor.use(10**9)["peak"], bytearray(b"x") * (32 << 20)
-        wait_until(lambda: monitor.use(10**9)["peak"] >= before + len(held))
-    assert monitor.use(10**9)["peak"] > 0
-
-
 # ---- workers within the budget ----
 
 
@@ -209,19 +169,6 @@ def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Pat
     assert "A budget of 10 MB is too small for this tokenizer" in refused.stderr
     assert not (tmp_path / "s" / "milldam.json").exists()
     run_milldam(*job, refused.stderr.rsplit("--memory ", 1)[1].strip().rstrip("."))
-
-
-def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
-    """The budget is for each machine: processes elsewhere are summed by machine."""
-    with Monitor(tmp_path / "memory.csv") as monitor:
-        here = monitor.sample().anonymous
-        monitor.note("b", 7, 3 * here)
-        monitor.note("b", 8, 4 * here)
-        monitor.note("a", 7, 2 * here)
-        assert monitor.sample().anonymous == 7 * here
-    assert monitor.use(10**9)["machines"] == {"a": 2 * here, "b": 7 * here}
-    timeline = read_timeline(tmp_path / "memory.csv")
-    assert timeline is not None and timeline.peak == 7 * here
 
 
 def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path: Path, shared_data: Path) -> None:

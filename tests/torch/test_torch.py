@@ -26,13 +26,15 @@ from tests.kit.unit_stores import LateParts, random_plan, unit_store  # noqa: E4
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, random_split  # noqa: E402
 
 import milldam  # noqa: E402
-from milldam.errors import ConfigError  # noqa: E402
+from milldam.errors import ConfigError, MismatchError  # noqa: E402
 from milldam.loader.stores import Store  # noqa: E402
 from milldam.torch import BatchDataset, tensors  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+    # torchdata's doing.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
 SEQ_LEN = 4
@@ -196,6 +198,38 @@ def test_a_resumed_epoch_is_followed_by_whole_ones(store: Store) -> None:
             dataset.set_epoch(epoch)
             resumed.append(firsts(loader))
         assert resumed == [whole[1][4:], whole[2]]
+
+
+# ---- torchdata's StatefulDataLoader ----
+
+
+@pytest.mark.parametrize(("workers", "stop"), first_quick([(0, 4), (2, 3), (0, 0), (2, 4), (2, 9)], 2))
+def test_stateful_data_loader_goes_on_exactly(store: Store, workers: int, stop: int) -> None:
+    """Interrupted in the second epoch, at its begin, within it or behind its last batch; the epoch after it too."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def fresh(batch_size: int = 6) -> tuple[BatchDataset, Any]:
+        dataset = BatchDataset(store.windows(SEQ_LEN), batch_size)
+        return dataset, torchdata.StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    def epoch(number: int, dataset: BatchDataset, batches: Any) -> list[list[int]]:
+        dataset.set_epoch(number)
+        return firsts(batches)
+
+    alone = fresh()[0]
+    whole = [epoch(number, alone, alone) for number in range(3)]
+    dataset, loader = fresh()
+    assert epoch(0, dataset, loader) == whole[0]
+    dataset.set_epoch(1)
+    assert taken(iter(loader), stop) == whole[1][:stop]
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    dataset, loader = fresh()
+    loader.load_state_dict(state)
+    assert [epoch(number, dataset, loader) for number in (1, 2)] == [whole[1][stop:], whole[2]]
+    dataset, loader = fresh(batch_size=5)
+    loader.load_state_dict(state)
+    with pytest.raises(MismatchError, match="batch_size was 6, is 5"):
+        epoch(1, dataset, loader)
 
 
 # ---- without a DataLoader ----

@@ -29,8 +29,6 @@ COMMON_DOCUMENTS = 20
 TEXT_SHOWN = 600
 SHOWN = 20
 """Findings of each set that a summary has."""
-
-
 Line = dict[str, Any]
 """A finding: a passage in a document, as it is written."""
 
@@ -58,16 +56,13 @@ class _Decision:
     def __init__(self, index: Index, sets: tuple[EvaluationSet, ...], counts: Int64s, documents: int) -> None:
         self._index, self._sets = index, sets
         most = np.maximum(np.array([one.common_share for one in sets]) * documents, COMMON_DOCUMENTS)
-        owner = np.repeat(index.sets, np.diff(index.gram_bounds)) if index.passages else np.zeros(0, np.int64)
-        counted = ~index.ignored & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
+        counted = ~index.ignored & (counts <= most[np.repeat(index.sets, np.diff(index.gram_bounds))])
         self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(counted)))
         self._min_share = np.array([one.min_share for one in sets])
 
     def common(self, number: int) -> int:
         """Passages of a set of which no n-gram counts, since all occur everywhere in the corpus."""
         index = self._index
-        if not index.passages:
-            return 0
         first, stop = index.gram_bounds[:-1], index.gram_bounds[1:]
         known = np.concatenate((np.zeros(1, np.int64), np.cumsum(~index.ignored)))
         gone = (self._below[stop] == self._below[first]) & (known[stop] != known[first])

@@ -77,8 +77,6 @@ class Passages:
     """Of columns, with their numbers."""
     repeated: Counter[int] = field(default_factory=Counter)
     """Passages that were there before, by set."""
-    read: int = 0
-    """With those."""
     _seen: set[int] = field(default_factory=set)
     _leader: tuple[int, int] | None = None
     """The last item of which a passage came that is not too short."""
@@ -86,7 +84,6 @@ class Passages:
     def add(self, set: int, item: int, column: str, text: str) -> None:
         """A text of an evaluation set. `item`: row of the set, from 0."""
         data = text.encode("utf-8", "replace")
-        self.read += 1
         mine = set, item
         follows = self._leader == mine
         if len(data) >= MIN_LETTERS:
@@ -305,10 +302,11 @@ def seed_keys(low: Hashes, high: Hashes) -> Hashes:
 def bits_of(hashes: Hashes) -> Hashes:
     """A table that says of most hashes that they are not among these: two bits of one number each, in all about 16
     for each hash."""
-    hashes = np.sort(hashes)
+    hashes, one, low = np.sort(hashes), np.uint64(1), np.uint64(63)
     hashes = hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
     table = np.zeros(1 << max(1, (len(hashes) // 4).bit_length()), np.uint64)
-    np.bitwise_or.at(table, (hashes >> shift_of(table)).view(np.int64), _two_bits(hashes))
+    bits = one << (hashes >> np.uint64(32) & low) | one << (hashes >> np.uint64(38) & low)
+    np.bitwise_or.at(table, (hashes >> shift_of(table)).view(np.int64), bits)
     return table
 
 
@@ -317,16 +315,9 @@ def shift_of(table: Hashes) -> np.uint64:
     return np.uint64(65 - len(table).bit_length())
 
 
-def _two_bits(hashes: Hashes) -> Hashes:
-    one, low = np.uint64(1), np.uint64(63)
-    return one << (hashes >> np.uint64(32) & low) | one << (hashes >> np.uint64(38) & low)
-
-
 def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...]) -> dict[str, Any]:
     """Write the file; its size and hash."""
     owners = np.frombuffer(passages.sets, np.uint16).astype(np.int64)
-    if not len(passages):
-        return write_arrays(path, {}, durable=True, passages=0)
     text = _read_text(passages)
     follows = np.frombuffer(passages.follows, np.bool_)
     grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
@@ -353,14 +344,8 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "columns": np.frombuffer(passages.columns, np.uint16),
     }
     repeated = {str(number): count for number, count in passages.repeated.items()}
-    return write_arrays(
-        path,
-        arrays,
-        durable=True,
-        passages=len(passages),
-        column_names=list(passages.names),
-        repeated=repeated,
-    )
+    facts = {"passages": len(passages), "column_names": list(passages.names), "repeated": repeated}
+    return write_arrays(path, arrays, durable=True, **facts)
 
 
 class Index:
@@ -369,8 +354,6 @@ class Index:
     def __init__(self, path: Path) -> None:
         arrays, self.facts = map_arrays(path)
         self.passages: int = self.facts["passages"]
-        if not self.passages:
-            return
         self.letters: Bytes = arrays["letters"]
         self.edges: npt.NDArray[np.uint32] = arrays["edges"]
         self.word_bounds: Int64s = arrays["word_bounds"]
@@ -396,9 +379,7 @@ class Index:
 
     def searched(self, number: int) -> Counter[str]:
         """Of one set: passages in all, too short, repeated, of common phrases alone, and items."""
-        mine = np.flatnonzero(self.sets == number) if self.passages else np.zeros(0, np.int64)
-        if not len(mine):
-            return Counter(passages=0, too_short=0, repeated=0, common=0, items=0)
+        mine = np.flatnonzero(self.sets == number)
         first, stop = self.gram_bounds[mine], self.gram_bounds[mine + 1]
         counted = np.concatenate(([0], np.cumsum(~self.ignored)))
         short = first == stop

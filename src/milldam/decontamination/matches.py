@@ -45,20 +45,16 @@ class Scanner:
 
     def __init__(self, index: Index) -> None:
         self._index, self._room = index, Room()
-        if index.passages:
-            tables = np.uint64, int, np.uint64, *[np.int64] * 4, np.uint8, np.bool_, np.uint32, np.int64, np.int64
-            room = *Room.TYPES, np.uint8, np.uint32, np.uint32, int, int
-            self._kernel = native.kernel("matches", *room, *tables, np.uint8, np.int64)
-            self._seen = np.zeros(len(index.ignored), np.uint8)
-            self._letters, self._found = np.empty(0, np.uint8), np.empty((_EXPECTED, 7), np.int64)
+        tables = np.uint64, int, np.uint64, *[np.int64] * 4, np.uint8, np.bool_, np.uint32, np.int64, np.int64
+        room = *Room.TYPES, np.uint8, np.uint32, np.uint32, int, int
+        self._kernel = native.kernel("matches", *room, *tables, np.uint8, np.int64)
+        self._seen = np.zeros(len(index.ignored), np.uint8)
+        self._letters, self._found = np.empty(0, np.uint8), np.empty((_EXPECTED, 7), np.int64)
 
     def find(self, texts: pa.LargeStringArray) -> Int64s:
         """The matches of some documents, in order: (6, matches). A match is the position of a document, the passage,
         the first of its n-grams there and the one behind the last, counted over all passages, the bytes from and to."""
-        found = [np.empty((6, 0), np.int64)]
-        if not self._index.passages:
-            return found[0]
-        offsets, done = text_offsets(texts), 0
+        found, offsets, done = [np.empty((6, 0), np.int64)], text_offsets(texts), 0
         data = memoryview(texts.buffers()[2] or b"")
         for long in [*np.flatnonzero(np.diff(offsets) > LONG_BYTES).tolist(), len(texts)]:
             if long > done:
@@ -201,8 +197,7 @@ class MatchFinder:
 
 def counted_grams(index: Index, units: Iterable[Matches]) -> tuple[Int64s, int]:
     """In how many documents each n-gram occurs; and how many documents there are."""
-    total = int(index.gram_bounds[-1]) if index.passages else 0
-    changes, documents = np.zeros(total + 1, np.int64), 0
+    changes, documents = np.zeros(int(index.gram_bounds[-1]) + 1, np.int64), 0
     for unit in units:
         documents += unit.documents
         _, first, stop = joined(unit)

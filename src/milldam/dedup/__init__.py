@@ -1,10 +1,10 @@
-"""Fingerprints of documents -> which of them to drop: exact, across runs, near, by a Bloom filter.
+"""Fingerprints of documents -> which of them to drop: exact, across runs, near.
 
 A document is named by (unit, row): the unit's number in the plan and its position among the documents of the unit.
 Plan order is the order of (unit, row); of equal documents the first in plan order is kept.
 
     fingerprints    texts -> 128-bit hashes -> a file a unit
-    exact           hash files -> drop files, in bounded memory, or in one pass by a Bloom filter
+    exact           hash files -> drop files, in bounded memory
     index           the hashes of finished runs; the documents of a unit that it holds
     minhash         texts -> shingles -> signatures
     candidates      signatures -> pairs of documents that may be alike

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, drop_files, drops_in, unit_and_row
+from milldam.dedup.drops import EVALUATION, EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import (
     Hashes,
     Int64s,
@@ -51,7 +50,7 @@ _MOST_VALUES = 2048
 """More than a signature has: two numbers of pairs at once and one of values fit into 64 bits."""
 _MARKED_AT_ONCE = 1 << 23
 RANKS, POSITIONS = "ranks.bin", "positions.bin"
-"""Files of `ranking.rank`: the rank of each position, and the position of each rank."""
+"""Files of `preferred.rank`: the rank of each position, and the position of each rank."""
 Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
@@ -80,20 +79,13 @@ class Documents:
     """All documents: their signatures by position, their ranks."""
 
     def __init__(self, work: NearWork) -> None:
-        self._folder = work.folder
         self.signatures = SignatureFiles(work.folder, work.rules.bands * work.rules.rows)
         self.count = self.signatures.documents
         self.exempt = self.signatures.before(work.exempt_below)
         """So many come first and are never dropped: their ranks are their positions."""
         self.layout = KeyLayout(self.count)
-
-    @cached_property
-    def _by_position(self) -> Int64s | None:
-        return mapped(self._folder / RANKS, np.int64) if (self._folder / RANKS).exists() else None
-
-    @cached_property
-    def _by_rank(self) -> Int64s | None:
-        return mapped(self._folder / POSITIONS, np.int64) if (self._folder / POSITIONS).exists() else None
+        files = work.folder / RANKS, work.folder / POSITIONS
+        self._by_position, self._by_rank = (mapped(path, np.int64) if path.exists() else None for path in files)
 
     def ranks(self, positions: Int64s) -> Int64s:
         return positions if self._by_position is None else self._by_position[positions]
@@ -211,7 +203,13 @@ class _Search:
 
     def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
         """(positions, signatures) of the documents that have words and are not dropped already."""
-        dropped = self._dropped_before()
+        dropped: Bools | None = None
+        """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
+        for path in drop_files(self._work.folder, EXACT, EVALUATION):
+            if dropped is None:
+                dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
+            for drops in drops_in(path):
+                dropped[self._signatures.positions(*unit_and_row(drops["place"]))] = True
         rows = min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
         for base, signatures in self._signatures.blocks(rows):
             # Only rows without words hold this value at all.
@@ -220,17 +218,6 @@ class _Search:
                 part &= ~dropped[base : base + len(part)]
             positions = np.flatnonzero(part)
             yield positions + base, signatures if part.all() else signatures[positions]
-
-    def _dropped_before(self) -> Bools | None:
-        """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
-        paths = drop_files(self._work.folder, EXACT, BLOOM, EVALUATION)
-        if not paths:
-            return None
-        dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
-        for path in paths:
-            for drops in drops_in(path):
-                dropped[self._signatures.positions(*unit_and_row(drops["place"]))] = True
-        return dropped
 
     def _worth_a_look(self, keys: Hashes) -> Hashes:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""

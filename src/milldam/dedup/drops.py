@@ -1,7 +1,7 @@
 """Drop files: which documents to drop, and what each of them duplicates. Written by every way to drop documents in a
 first pass, read unit by unit.
 
-`drops-<way>-<partition>.bin`, the way being exact, bloom, contaminated or near: 18 bytes a dropped document, in plan
+`drops-<way>-<partition>.bin`, the way being exact, contaminated or near: 18 bytes a dropped document, in plan
 order: its place, that of the one that is kept, and how alike they are in thousandths. A place is unit << 40 | row; what
 is kept may also be below 0: -1 - k is what the run k of the index has seen, `UNKNOWN` what the way can't tell.
 
@@ -29,12 +29,12 @@ ROW_BITS = 40
 EQUAL = 1000
 """The similarity of equal texts, in thousandths."""
 
-EXACT, BLOOM, NEAR, EVALUATION = "exact", "bloom", "near", "contaminated"
-DEDUP = (EXACT, BLOOM, NEAR)
+EXACT, NEAR, EVALUATION = "exact", "near", "contaminated"
+DEDUP = (EXACT, NEAR)
 DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE, CONTAMINATED = "duplicate", "seen_before", "near_duplicate", "contaminated"
 DUPLICATES = (DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE)
 """The reasons that dedup gives."""
-_REASONS = {EXACT: DUPLICATE, BLOOM: DUPLICATE, NEAR: NEAR_DUPLICATE, EVALUATION: CONTAMINATED}
+_REASONS = {EXACT: DUPLICATE, NEAR: NEAR_DUPLICATE, EVALUATION: CONTAMINATED}
 _DROP = np.dtype([("place", "<i8"), ("of", "<i8"), ("similarity", "<u2")])
 _AT_ONCE = 1 << 16
 

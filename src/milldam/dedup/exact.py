@@ -12,7 +12,6 @@ Disk beside the hash files (24 bytes a document): 18 bytes a dropped document; w
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.drops import BLOOM, EXACT, ROW_BITS, UNKNOWN, DropWriter, drop_file_name
-from milldam.dedup.fingerprints import DOCUMENT_BYTES, HASH_BYTES, Hashes, stretches
+from milldam.dedup.drops import EXACT, ROW_BITS, DropWriter, drop_file_name
+from milldam.dedup.fingerprints import DOCUMENT_BYTES, HASH_BYTES, stretches
 from milldam.dedup.keys import begins, between, in_order, in_ranges, mapped, work_folder
-from milldam.errors import ResourceError, Setting
 from milldam.files import explain_os_errors
-from milldam.memory import format_size
 from milldam.prefetch import in_threads
 
 FEW_HASHES = 500_000
@@ -46,7 +43,6 @@ Source = tuple[Path, int]
 Repeated = Callable[[Positions, Positions], None]
 T = TypeVar("T")
 
-
 Resolved = dict[str, Any]
 """What was found; the sum over partitions is the whole. `documents`, `distinct`, `dropped`, of these `seen_before` by
 an earlier run; `clusters`: sets of equal documents by size, in powers of two: {1: alone, 2: 2 or 3, 4: 4 to 7, ...}."""
@@ -58,26 +54,35 @@ def resolve_exact(
     partitions: int,
     *,
     exempt_below: int,
-    index_files: Sequence[Path],
     memory_bytes: int,
     threads: int,
 ) -> Resolved:
     """Write the drop file of one partition of the hashes in a folder.
 
-    Units below `exempt_below` are never dropped, but what they have counts as seen. What is in one of `index_files` is
-    dropped. `memory_bytes`: what this call may add to the process.
+    Units below `exempt_below` are never dropped, but what they have counts as seen; so does what runs of the index
+    have. `memory_bytes`: what this call may add to the process.
     """
-    sources, documents, seen = sources_of(folder, index_files), 0, 0
+    sources, documents, seen = sources_of(folder), 0, 0
+    runs = sum(unit < 0 for _, unit in sources)
     sizes = np.zeros(64, np.int64)
     with work_folder(folder / f".{EXACT}-{partition:05d}") as work:
-        dropped = _Dropped(work, exempt_below << ROW_BITS)
+        numbers = itertools.count()
+
+        def add(position: Positions, first: Positions) -> None:
+            """A sorted run of documents to drop, each with the first equal one; called in any thread."""
+            order = np.argsort(position)
+            order = order[position[order] >= exempt_below << ROW_BITS]
+            path = work / f"{next(numbers):07d}.run"
+            with explain_os_errors(path):
+                path.write_bytes(np.stack((position[order], first[order])).tobytes())
+
         grouping = partial(each_range, sources, memory_bytes, threads, partition=partition, partitions=partitions)
-        for count, some in grouping(_sizes, dropped.add):
+        for count, some in grouping(_sizes, add):
             documents, sizes = documents + count, sizes + some
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
-            for position, first in dropped.in_order():
+            for position, first in _merged_runs(work):
                 of_index = first < 0
-                writer.add(position, np.where(of_index, -1 - (first + len(index_files)), first))
+                writer.add(position, np.where(of_index, -1 - (first + runs), first))
                 seen += int(np.count_nonzero(of_index))
             writer.commit()
     clusters = {1 << k: count for k, count in enumerate(sizes.tolist()) if count}
@@ -91,34 +96,22 @@ def _sizes(table: Words) -> tuple[int, Positions]:
     return int(sizes.sum()), np.bincount(np.frexp(sizes)[1] - 1, minlength=64)
 
 
-class _Dropped:
-    """Documents to drop, each with the first equal one, in sorted runs: files of positions, then of those."""
-
-    def __init__(self, folder: Path, exempt_below: int) -> None:
-        self._folder, self._exempt_below, self._numbers = folder, exempt_below, itertools.count()
-
-    def add(self, position: Positions, first: Positions) -> None:
-        """In any thread."""
-        order = np.argsort(position)
-        order = order[position[order] >= self._exempt_below]
-        path = self._folder / f"{next(self._numbers):07d}.run"
-        with explain_os_errors(path):
-            path.write_bytes(np.stack((position[order], first[order])).tobytes())
-
-    def in_order(self) -> Iterator[tuple[Positions, Positions]]:
-        runs = [mapped(path, np.int64).reshape(2, -1) for path in sorted(self._folder.glob("*.run"))]
-        for parts in in_ranges([run[0].view(np.uint64) for run in runs], _AT_ONCE):
-            position, first = np.concatenate([runs[number][:, part] for number, part in parts], axis=1)
-            order = np.argsort(position, kind="stable")  # runs one after the other are merged
-            yield position[order], first[order]
+def _merged_runs(folder: Path) -> Iterator[tuple[Positions, Positions]]:
+    """Documents to drop and the first equal ones, in order, from sorted runs."""
+    runs = [mapped(path, np.int64).reshape(2, -1) for path in sorted(folder.glob("*.run"))]
+    for parts in in_ranges([run[0].view(np.uint64) for run in runs], _AT_ONCE):
+        position, first = np.concatenate([runs[number][:, part] for number, part in parts], axis=1)
+        order = np.argsort(position, kind="stable")  # runs one after the other are merged
+        yield position[order], first[order]
 
 
 # ---- hashes, each once ----
 
 
-def sources_of(folder: Path, index_files: Sequence[Path] = ()) -> list[Source]:
-    """The hash files of earlier runs, then those of a folder's units: in the order in which documents count."""
-    earlier = [(path, number - len(index_files)) for number, path in enumerate(index_files)]
+def sources_of(folder: Path) -> list[Source]:
+    """The hash files in a folder, of runs of the index, then of units: in the order in which documents count."""
+    runs = sorted(folder.glob("index-*.hashes"))
+    earlier = [(path, number - len(runs)) for number, path in enumerate(runs)]
     return earlier + [(path, int(path.stem.split("-")[1])) for path in sorted(folder.glob("hashes-*.bin"))]
 
 
@@ -209,132 +202,3 @@ def _group(table: Words, low: int, high: int, repeated: Repeated) -> int:
     for column in (hi, lo, position):
         column[: len(starts)] = column[starts]
     return len(starts)
-
-
-# ---- by a Bloom filter ----
-
-_STRETCH = 1 << 15
-_FILTER_FIXED_BYTES = 80 << 20
-_LN2_SQUARED = math.log(2) ** 2
-
-Mask = npt.NDArray[np.bool_]
-
-
-def filter_bytes(documents: int, rate: float) -> int:
-    """The size of the filter for so many documents.
-
-    >>> filter_bytes(1_000_000, 1e-6)
-    3594397
-    """
-    return max(8, math.ceil(-documents * math.log(rate) / _LN2_SQUARED / 8))
-
-
-def resolve_bloom(
-    folder: Path,
-    *,
-    rate: float,
-    exempt_below: int,
-    memory_bytes: int,
-    index_files: Sequence[Path] = (),
-) -> Resolved:
-    """Write the drop file of all hashes in a folder; `rate`: the share of new documents that may be dropped.
-
-    Units below `exempt_below` are never dropped, but what they have counts as seen, as does what is in `index_files`.
-    """
-    sources = sources_of(folder, index_files)
-    seen = BloomFilter(count_hashes(sources), rate, memory_bytes - _FILTER_FIXED_BYTES)
-    documents = repeated = 0
-    with DropWriter(folder / drop_file_name(BLOOM, 0)) as writer:
-        for path, unit in sources:
-            for rows, hashes in _in_order(path, unit):
-                known = seen.add(hashes)
-                if unit < 0:
-                    continue
-                documents += len(hashes)
-                repeated += int(np.count_nonzero(known))
-                if unit >= exempt_below:
-                    dropped = unit << ROW_BITS | rows[known].astype(np.int64)
-                    writer.add(dropped, np.full(len(dropped), UNKNOWN))
-        writer.commit()
-    found = {"documents": documents, "distinct": documents - repeated, "dropped": writer.dropped}
-    return found | {"seen_before": 0, "clusters": {}}
-
-
-def _in_order(path: Path, unit: int) -> Iterator[tuple[Words, Hashes]]:
-    """(rows, hashes) of a unit's documents in their order, `_STRETCH` at a time; of a run of the index in any."""
-    for stretch in stretches(path) if unit >= 0 else [mapped(path, np.uint64).reshape(2, -1)]:
-        order = np.argsort(stretch[2]) if unit >= 0 else np.arange(stretch.shape[1])
-        for start in range(0, len(order), _STRETCH):
-            some = stretch[:, order[start : start + _STRETCH]]
-            yield some[-1], some[:2].T
-
-
-class BloomFilter:
-    """What was added is known from then on; what was not is taken for known with a chance of `rate` at the most.
-
-    >>> seen = BloomFilter(1000, 0.001, memory_bytes=1 << 20)
-    >>> hashes = np.arange(6, dtype=np.uint64).reshape(3, 2)
-    >>> seen.add(hashes[:2]).tolist(), seen.add(hashes).tolist()
-    ([False, False], [True, True, False])
-    """
-
-    def __init__(self, documents: int, rate: float, memory_bytes: int) -> None:
-        size = filter_bytes(documents, rate)
-        if size > memory_bytes:
-            raise ResourceError(*_too_large(documents, rate, size, memory_bytes))
-        self._bits = np.zeros(size, dtype=np.uint8)
-        self._probes = max(1, round(-math.log2(rate)))
-
-    def add(self, hashes: Hashes) -> Mask:
-        """Add documents; which of them were known before, or by an earlier one of the same call."""
-        known = self._look_up(hashes)
-        fresh = np.flatnonzero(~known)
-        again = _repeated(hashes[fresh])
-        known[fresh[again]] = True
-        self._insert(hashes[fresh[~again]])
-        return known
-
-    def _look_up(self, hashes: Hashes) -> Mask:
-        at, step = _double(hashes)
-        left = np.arange(len(hashes))
-        for _ in range(self._probes):
-            place, bit = self._place(at)
-            # Half of the new documents fail each probe: the later probes have few left.
-            hit = (self._bits[place] & bit) != 0
-            left, step, at = left[hit], step[hit], at[hit] + step[hit]
-        known = np.zeros(len(hashes), dtype=bool)
-        known[left] = True
-        return known
-
-    def _insert(self, hashes: Hashes) -> None:
-        at, step = _double(hashes)
-        for _ in range(self._probes):
-            # Unbuffered: two documents may set different bits of the same byte.
-            np.bitwise_or.at(self._bits, *self._place(at))
-            at += step
-
-    def _place(self, at: Words) -> tuple[Words, npt.NDArray[np.uint8]]:
-        """(byte, bit in it)."""
-        at = at % np.uint64(8 * len(self._bits))
-        return at >> np.uint64(3), np.uint8(1) << (at & np.uint64(7)).astype(np.uint8)
-
-
-def _double(hashes: Hashes) -> tuple[Words, Words]:
-    """Where the probes of a document begin, and how far apart they are: two hashes do the work of many."""
-    return hashes[:, 0].copy(), hashes[:, 1] | np.uint64(1)
-
-
-def _repeated(hashes: Hashes) -> Mask:
-    """A mask of the hashes that an earlier one is equal to."""
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # of equal ones the first comes first
-    repeated = np.empty(len(hashes), dtype=bool)
-    repeated[order] = ~begins(*hashes[order].T)
-    return repeated
-
-
-def _too_large(documents: int, rate: float, size: int, memory_bytes: int) -> tuple[str | Setting, ...]:
-    what = f"A Bloom filter for {documents:,} documents at a false positive rate of {rate:g} takes {format_size(size)}"
-    there = f"; there are {format_size(max(0, memory_bytes))} for it.\n"
-    fitting = math.exp(-max(0, memory_bytes) * 8 * _LN2_SQUARED / max(1, documents)) * 1.05  # so that rounding fits
-    lower = f"Set dedup.false_positive_rate: {fitting:.1e}, or give" if fitting < 0.1 else "Give"
-    return what, there, f"{lower} more ", Setting("memory"), ", or set dedup.method: exact, which works on disk."

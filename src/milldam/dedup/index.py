@@ -45,6 +45,7 @@ from milldam.files import (
     has_size,
     hash_bytes,
     read_sealed,
+    remove_matching,
     remove_temporaries,
     write_json,
     write_sealed,
@@ -152,6 +153,7 @@ class DedupIndex:
             fresh = pinned is None or not whole or (pinned["index"], pinned["state"]) != (self.place, state)
         if fresh:
             with self._locked(), explain_os_errors(folder):
+                remove_matching(folder, "index-*.hashes", "*-index-*")
                 runs = self.others(run_id, out)
                 if state not in (None, _state_of(runs)):
                     message = (
@@ -174,7 +176,6 @@ class DedupIndex:
         for ending, name in pinned_names(number).items():
             path, target = self.folder / f"{run.id}{ending}", folder / name
             if ending == _HASHES or (self._near is not None and path.exists()):
-                target.unlink(missing_ok=True)
                 try:
                     target.hardlink_to(path)
                 except OSError:  # the folders are on different disks
@@ -189,19 +190,19 @@ class DedupIndex:
         fingerprints: Path,
         *,
         exempt_below: int,
-        index_files: Sequence[Path],
         memory_bytes: int,
         threads: int,
     ) -> IndexedRun:
         """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.
 
-        `fingerprints`: the folder with its hash files. What one of `index_files` has is left to its run, but for what
-        documents of units below `exempt_below` have: they stay. `memory_bytes`: what this call may add to the process.
+        `fingerprints`: the folder with its hash files, and those of the runs that it was compared with. What one of
+        these has is left to it, but for what documents of units below `exempt_below` have: they stay. `memory_bytes`:
+        what this call may add to the process.
         """
         _check_id(run_id)
-        own, earlier = sources_of(fingerprints), sources_of(Path(), index_files)
-        exempt = sum(unit < exempt_below for _, unit in own)
-        sources = [*own[:exempt], *earlier, *own[exempt:]]
+        sources = sources_of(fingerprints)
+        own = [one for one in sources if one[1] >= 0]
+        sources.sort(key=lambda source: not 0 <= source[1] < exempt_below)  # what stays comes first
         with self._locked():
             remove_temporaries(self.folder)
             with NewFile(self._hash_file(run_id)) as new:
@@ -209,7 +210,7 @@ class DedupIndex:
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
-                near = self._write_near(run_id, fingerprints)
+                near = None if self._near is None else self._write_near(run_id, fingerprints, self._near)
                 file = new.commit()
             documents, hashes = count_hashes(own), new.size // HASH_BYTES
             run = IndexedRun(
@@ -229,12 +230,35 @@ class DedupIndex:
             self._record(run_id).unlink()
             self._remove_orphans()
 
-    def _write_near(self, run_id: str, fingerprints: Path) -> dict[str, int] | None:
-        """Write the signatures and sketches of what a run kept; what they are."""
-        if self._near is None:
-            return None
-        paths = [self.folder / f"{run_id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS)]
-        return self._near | {"bytes": keep_documents(fingerprints, self._near["bands"] * self._near["rows"], paths)}
+    def _write_near(self, run_id: str, folder: Path, near: dict[str, int]) -> dict[str, int]:
+        """Write signatures, sketches and rows of the documents that a run kept; what they are.
+
+        `folder`: has the signatures and sketches of its units, and its drop files.
+        """
+        size, at = near["bands"] * near["rows"], self.folder
+        with (
+            NewFile(at / f"{run_id}{_SIGNATURES}") as signatures,
+            SketchWriter(at / f"{run_id}{_SKETCHES}", at / f"{run_id}{_ROWS}") as sketches,
+        ):
+            for unit, path in signature_files(folder).items():
+                values, ends = sketch_paths(folder, unit_name(unit))
+                if unit < 0 or not ends.exists():
+                    continue
+                table, found = mapped(path, np.uint8).reshape(-1, size), SketchRows(ends)
+                verdicts = Verdicts(len(table))
+                DropSet(folder, unit).apply(np.arange(len(table)), verdicts)
+                kept = found.rows[verdicts.keep[found.rows.astype(np.int64)]].astype(np.int64)
+                for start in range(0, len(kept), _KEPT_AT_ONCE):
+                    rows = kept[start : start + _KEPT_AT_ONCE]
+                    rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
+                    spans = found.find(rows)
+                    counts = np.minimum(spans.counts, SHINGLES_KEPT)
+                    cut = spans.cut | (spans.counts > SHINGLES_KEPT)
+                    numbers = signatures.size // size + np.arange(len(rows))
+                    sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
+                    signatures.write(table[rows].tobytes())
+            files = signatures.commit(), *sketches.commit(durable=True).values()
+        return near | {"bytes": sum(int(file["bytes"]) for file in files)}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -291,39 +315,8 @@ def pinned_names(number: int) -> dict[str, str]:
     return dict(zip(_ENDINGS, names, strict=True))
 
 
-def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) -> int:
-    """Write signatures, sketches and rows of the documents of a run that it kept; how many bytes it took.
-
-    `folder`: has the signatures and sketches of its units, and its drop files.
-    """
-    signatures_path, *sketch_files = paths
-    with NewFile(signatures_path) as signatures, SketchWriter(*sketch_files) as sketches:
-        for unit, path in signature_files(folder).items():
-            values, ends = sketch_paths(folder, unit_name(unit))
-            if unit < 0 or not ends.exists():
-                continue
-            table, found = mapped(path, np.uint8).reshape(-1, signature_bytes), SketchRows(ends)
-            kept = found.rows[_kept(folder, unit, len(table))[found.rows.astype(np.int64)]].astype(np.int64)
-            for start in range(0, len(kept), _KEPT_AT_ONCE):
-                rows = kept[start : start + _KEPT_AT_ONCE]
-                rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
-                spans = found.find(rows)
-                counts = np.minimum(spans.counts, SHINGLES_KEPT)
-                cut = spans.cut | (spans.counts > SHINGLES_KEPT)
-                numbers = signatures.size // signature_bytes + np.arange(len(rows))
-                sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
-                signatures.write(table[rows].tobytes())
-        return sum(int(file["bytes"]) for file in (signatures.commit(), *sketches.commit().values()))
-
-
 def _state_of(runs: Sequence[IndexedRun]) -> str:
     return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
-
-
-def _kept(folder: Path, unit: int, documents: int) -> Mask:
-    verdicts = Verdicts(documents)
-    DropSet(folder, unit).apply(np.arange(documents), verdicts)
-    return verdicts.keep
 
 
 def _read_run(path: Path) -> IndexedRun | None:
@@ -347,25 +340,12 @@ def _check_id(run_id: str) -> None:
 _NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedIndex:
-    """The runs of the index that the documents of a job are compared with; it pickles."""
-
-    runs: tuple[str, ...]
-    """Ids of the runs of the index."""
-    paths: tuple[Path, ...]
-    normalize: bool
-
-    def open(self) -> SeenBefore:
-        return SeenBefore(self)
-
-
 class SeenBefore:
-    """Drops the documents of a unit that the index holds."""
+    """Drops the documents of a unit that the index holds, by the hash files of its runs."""
 
-    def __init__(self, index: PinnedIndex) -> None:
-        self._hashes = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in index.paths]
-        self._normalize = index.normalize
+    def __init__(self, paths: Sequence[Path], *, normalize: bool) -> None:
+        self._hashes = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in paths]
+        self._normalize = normalize
         self._runs: dict[int, int] = {}
 
     def apply(self, texts: pa.LargeStringArray, rows: Int64s, verdicts: Verdicts) -> None:

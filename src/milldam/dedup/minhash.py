@@ -33,7 +33,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.dedup.keys import Hashes, Int64s, mapped, numbered
-from milldam.errors import InputError
 from milldam.native import kernel
 from milldam.rules import NearRules
 from milldam.text.arrays import text_offsets
@@ -91,16 +90,11 @@ def lower_case() -> Characters:
     return found
 
 
-def _fold(values: Hashes) -> Hashes:
+def mix(values: Hashes) -> Hashes:
+    """Spread numbers over all 64 bits, one to one (two rounds of multiply and shift)."""
     values = values ^ (values >> np.uint64(32))
     values *= _WORD_FACTOR
     values ^= values >> np.uint64(29)
-    return values
-
-
-def mix(values: Hashes) -> Hashes:
-    """Spread numbers over all 64 bits, one to one (two rounds of multiply and shift)."""
-    values = _fold(values)
     values *= _ORDER_FACTOR
     values ^= values >> np.uint64(32)
     return values
@@ -174,7 +168,7 @@ class SignatureFiles:
         self.size = size
         self.units = np.array(list(files), dtype=np.int64)
         self._paths = list(files.values())
-        rows = [_row_count(path, size) for path in self._paths]
+        rows = [path.stat().st_size // size for path in self._paths]
         self.bases = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)  # (units + 1,)
         self.documents = int(self.bases[-1])
 
@@ -190,19 +184,14 @@ class SignatureFiles:
     def agreements(self, first: Int64s, second: Int64s) -> Int64s:
         """In how many places the signatures of pairs of positions are equal."""
         positions, where = numbered(np.concatenate((first, second)))
-        rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
-        equal = np.empty(len(first), np.int64)
-        kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64)(rows, self.size, one, other, equal)
-        return equal
-
-    def _at(self, positions: Int64s) -> Signatures:
-        """The rows at some positions, which are in order."""
-        found = np.empty((len(positions), self.size), np.uint8)
+        rows, one, other = np.empty((len(positions), self.size), np.uint8), where[: len(first)], where[len(first) :]
         stops = np.searchsorted(positions, self.bases).tolist()
         for file, (start, stop) in enumerate(pairwise(stops)):
             if stop > start:
-                found[start:stop] = self._rows_of(file, positions[start:stop] - self.bases[file])
-        return found
+                rows[start:stop] = self._rows_of(file, positions[start:stop] - self.bases[file])
+        equal = np.empty(len(first), np.int64)
+        kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64)(rows, self.size, one, other, equal)
+        return equal
 
     def named(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """(unit, row) of the documents at some positions."""
@@ -228,13 +217,3 @@ class SignatureFiles:
             table = mapped(self._paths[file], np.uint8, wanted=wanted).reshape(-1, self.size)
             found[start : start + _ROWS_AT_ONCE] = table[part]
         return found
-
-
-def _row_count(path: Path, size: int) -> int:
-    rows, rest = divmod(path.stat().st_size, size)
-    if rest:
-        raise InputError(
-            f"{path}: not made of signatures of {size} values; it was made with other bands or rows, or is damaged.\n"
-            "Remove it, so that it is computed again."
-        )
-    return rows

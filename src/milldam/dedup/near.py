@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -110,12 +111,11 @@ def verify_pairs(work: NearWork, part: int, parts: int) -> int:
     low, high = (documents.count * edge // parts * documents.layout.together for edge in (part, part + 1))
     found = [mapped(path, np.uint64) for path in pair_files(work.folder)]
     runs = [keys[between(keys, low, high)] for keys in found]
-    with _EdgeWriter(work.folder, part) as writer:
+    with _new_edges(work.folder, part) as write:
         for some in in_ranges(runs, work.share(400)):
             pairs, edges = _compare(work, documents, merged(runs, some))
             compared += pairs
-            writer.add(edges)
-        writer.put_in_place()
+            write(edges)
     return compared
 
 
@@ -133,34 +133,25 @@ def _compare(work: NearWork, documents: Documents, keys: Hashes) -> tuple[int, E
     return len(keys), Edges(keys[alike], similarities.astype(np.uint16))
 
 
-class _EdgeWriter:
-    """Two new files; use it as a context manager."""
+@contextmanager
+def _new_edges(folder: Path, part: int) -> Iterator[Callable[[Edges], None]]:
+    """Writes edges to two files, which appear at the end."""
+    names = (folder / f"edges-{part:05d}{kind}" for kind, _ in _EDGE_KINDS)
+    with NewFile(next(names)) as keys, NewFile(next(names)) as similarities:
 
-    def __init__(self, folder: Path, part: int) -> None:
-        self._keys, self._similarities = (NewFile(folder / f"edges-{part:05d}{kind}") for kind, _ in _EDGE_KINDS)
-        self.edges = 0
+        def write(edges: Edges) -> None:
+            keys.write(edges.keys.data)
+            similarities.write(edges.similarities.data)
 
-    def add(self, edges: Edges) -> None:
-        self._keys.write(edges.keys.data)
-        self._similarities.write(edges.similarities.data)
-        self.edges += len(edges.keys)
-
-    def put_in_place(self) -> None:
-        self._similarities.put_in_place()
-        self._keys.put_in_place()
-
-    def __enter__(self) -> _EdgeWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._keys.discard()
-        self._similarities.discard()
+        yield write
+        similarities.put_in_place()
+        keys.put_in_place()
 
 
 def _read_edges(folder: Path) -> list[Edges]:
     """Mapped, file by file in order."""
-    names = sorted(path.with_suffix("") for path in folder.glob("edges-*.keys"))
-    return [Edges(*(mapped(Path(f"{name}{kind}"), dtype) for kind, dtype in _EDGE_KINDS)) for name in names]
+    paths = sorted(folder.glob("edges-*.keys"))
+    return [Edges(*(mapped(path.with_suffix(kind), dtype) for kind, dtype in _EDGE_KINDS)) for path in paths]
 
 
 # ---- edges to drops ----
@@ -190,13 +181,16 @@ class _Decision:
         """By rank."""
 
     def run(self, compared: int) -> NearResolved:
-        self._drop()
-        for number in range(ROUNDS):
-            more, added = self._bring_together(number)
+        for number in range(ROUNDS + 1):
+            # Decide on every document, in order.
+            for start in range(0, self._documents.count, self._work.share(1)):
+                self._dropped[start : start + self._work.share(1)] = False
+            for first, second, _ in self._edges(lambda edges: edges):
+                drop(first, second, self._dropped)
+            more, added = self._bring_together(number) if number < ROUNDS else (0, 0)
             compared += more
             if not added:
                 break
-            self._drop()
         return self._write_drops(compared)
 
     def _edges(self, make: Callable[[Ranked], T]) -> Iterator[T]:
@@ -225,13 +219,6 @@ class _Decision:
             for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
                 yield runs, parts
 
-    def _drop(self) -> None:
-        """Decide on every document, in order."""
-        for start in range(0, self._documents.count, self._work.share(1)):
-            self._dropped[start : start + self._work.share(1)] = False
-        for first, second, _ in self._edges(lambda edges: edges):
-            drop(first, second, self._dropped)
-
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
         share, layout, threads = self._work.share, self._layout, self._work.threads
@@ -242,17 +229,16 @@ class _Decision:
             for first, second in found:
                 new = second >= self._documents.exempt
                 pairs.add(layout.of_pairs(first[new], second[new]))
-        compared = 0
-        with _EdgeWriter(self._folder, number) as writer:
+        compared = alike = 0
+        with _new_edges(self._folder, number) as write:
             compare = partial(_compare, self._work, self._documents)
             at_once = min(share(400), max(_LEAST_PAIRS, len(pairs) // (4 * threads)))
             for count, edges in in_threads(compare, pairs.blocks(at_once), threads):
-                compared += count
-                writer.add(edges)
-            writer.put_in_place()
+                compared, alike = compared + count, alike + len(edges.keys)
+                write(edges)
         stars.remove()
         pairs.remove()
-        return compared, writer.edges
+        return compared, alike
 
     def _stars(self, edges: Ranked) -> Pairs:
         """(dropped, stays) of the edges between such."""
@@ -265,17 +251,15 @@ class _Decision:
         documents, verified = self._documents, 0
         drops = NearDrops(self._folder, documents.signatures, self._work.share(100), self._work.threads)
 
-        def enter(edges: Ranked) -> tuple[int, Int64s]:
+        def drops_of(edges: Ranked) -> tuple[int, Int64s, Int64s, Similarities]:
             first, second, similarity = edges
             valid = np.flatnonzero(self._dropped[second] & ~self._dropped[first])
             best = valid[_most_alike(second[valid], similarity[valid])]
-            of = documents.positions(first[best])
-            drops.enter(documents.positions(second[best]), of, similarity[best])
-            return len(first), of
+            return len(first), documents.positions(second[best]), documents.positions(first[best]), similarity[best]
 
-        for count, of in self._edges(enter):
+        for count, positions, of, similarity in self._edges(drops_of):
             verified += count
-            drops.book(of)
+            drops.add(positions, of, similarity)
         seen_before, shown = drops.write(self._work.folder)
         sizes = drops.sizes()
         clusters = sum(sizes.values())
@@ -335,14 +319,11 @@ class NearDrops:
         self._others = new_mapped(folder / "others", np.uint32, table.documents)  # how many were dropped for it
         self.count = 0
 
-    def enter(self, at: Int64s, of: Int64s, similarity: npt.NDArray[np.uint16]) -> None:
-        """Documents to drop and what they are like, each once; in any thread. `book` what is entered, too."""
+    def add(self, at: Int64s, of: Int64s, similarity: Similarities) -> None:
+        """Documents to drop and what they are like, each once."""
         self._kept[at], self._similarities[at] = of + 1, similarity
-
-    def book(self, of: Int64s) -> None:
-        """Count what others are dropped for; in one thread."""
-        self.count += len(of)
         np.add.at(self._others, of, np.uint32(1))
+        self.count += len(at)
 
     def sizes(self) -> dict[int, int]:
         """Documents of a cluster, the one that stays among them -> clusters of that size, from 64 on rounded down to
@@ -369,14 +350,17 @@ class NearDrops:
         seen, first_own, largest = 0, self._table.before(0), self._largest()
         pairs, worst = np.empty((2, 3, 0), np.int64)
         with DropWriter(folder / drop_file_name(NEAR, 0)) as writer:
-            for drops in in_threads(self._drops_in, self._ranges(), self._threads):
+            for drops in in_threads(self._in_range, self._ranges(), self._threads):
                 place, of = (place_of(*self._table.named(positions)) for positions in drops[:2])
                 writer.add(place, of, drops[2])
                 own = drops[1] >= first_own
                 seen += int(np.count_nonzero(~own))
                 pairs = np.append(pairs, drops[:, own], axis=1)
                 pairs = pairs[:, _smallest(pairs[2] << 48 | pairs[0], PAIRS)]
-                worst = _least_alike_of_each(np.append(worst, drops[:, np.isin(drops[1], largest)], axis=1))
+                # Of those that are like one document, the first of the least alike.
+                worst = np.append(worst, drops[:, np.isin(drops[1], largest)], axis=1)
+                worst = worst[:, np.lexsort((worst[0], worst[2], worst[1]))]
+                worst = worst[:, begins(worst[1])]
             writer.commit()
         of_each = {pair["kept"]: pair for pair in self._named(worst)}
         kept = zip(*(values.tolist() for values in self._table.named(largest)), strict=True)
@@ -384,7 +368,7 @@ class NearDrops:
         clusters = [{"dropped": count, "worst": of_each[one]} for one, count in zip(kept, counts, strict=True)]
         return seen, {"pairs": self._named(pairs), "clusters": clusters}
 
-    def _drops_in(self, part: slice) -> Drops:
+    def _in_range(self, part: slice) -> Drops:
         at = np.flatnonzero(self._kept[part]) + part.start
         return np.stack((at, self._kept[at] - 1, self._similarities[at].astype(np.int64)))
 
@@ -403,9 +387,3 @@ def _smallest(numbers: Int64s, count: int) -> Int64s:
     """Where the smallest of distinct numbers are, in order."""
     some = np.argpartition(numbers, count)[:count] if len(numbers) > count else np.arange(len(numbers))
     return some[np.argsort(numbers[some])]
-
-
-def _least_alike_of_each(drops: Drops) -> Drops:
-    """Of those that are like one document, the first of the least alike."""
-    ordered = drops[:, np.lexsort((drops[0], drops[2], drops[1]))]
-    return ordered[:, begins(ordered[1])]

@@ -22,7 +22,7 @@ import pyarrow as pa
 from milldam.dedup.candidates import POSITIONS, RANKS, Documents, NearWork
 from milldam.dedup.drops import EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import Hashes, Int64s, SortedKeys, mapped, new_mapped, work_folder
-from milldam.dedup.minhash import SignatureFiles, unit_name
+from milldam.dedup.minhash import unit_name
 from milldam.errors import InputError
 
 ValueKind = Literal["number", "date"]
@@ -76,21 +76,19 @@ def value_field(name: str, path: str, values: pa.Array, setting: str) -> ValueFi
         values = values.dictionary_decode()
     if pa.types.is_null(values.type):
         return ValueField(name)  # nothing in it so far: numbers, then
-    if not _is_text(values.type):
-        kind, shown = _kind_of_type(values.type), str(values.type)
-        return ValueField(name, kind) if kind is not None else _neither(name, path, shown, setting)
-    both = [~np.isnan(ValueField(name, kind).of_column(values)) for kind in ("number", "date")]
-    texts = [text for text in _beginnings(values) if text]
-    if texts and not (both[0] | both[1]).any():
-        _neither(name, path, f'"{texts[0][:60]}"', setting)
-    # The first value that is one of the two alone tells; 2024 may be either.
-    alone = np.flatnonzero(both[0] != both[1])
-    is_date = len(alone) > 0 and bool(both[1][alone[0]])
-    return ValueField(name, "date" if is_date else "number")
-
-
-def _neither(name: str, path: str, shown: str, setting: str) -> ValueField:
-    raise InputError(f'{path}: the field "{name}" holds neither numbers nor dates, but {shown}. Change {setting}.')
+    kind, shown = _kind_of_type(values.type), str(values.type)
+    if _is_text(values.type):
+        numbers = ~np.isnan(ValueField(name, "number").of_column(values))
+        dates = ~np.isnan(ValueField(name, "date").of_column(values))
+        # The first value that is one of the two alone tells; 2024 may be either.
+        alone = np.flatnonzero(numbers != dates)
+        kind = "date" if len(alone) and dates[alone[0]] else "number"
+        first = next(filter(None, _beginnings(values)), None)
+        if first is not None and not (numbers | dates).any():
+            kind, shown = None, f'"{first[:60]}"'
+    if kind is None:
+        raise InputError(f'{path}: the field "{name}" holds neither numbers nor dates, but {shown}. Change {setting}.')
+    return ValueField(name, kind)
 
 
 def _kind_of_type(kind: pa.DataType) -> ValueKind | None:
@@ -165,18 +163,13 @@ def _preferences(work: NearWork, documents: Documents, path: Path) -> tuple[Hash
         for some in _numbers(work, base, stop):
             preferences[some] = written[some - base]
             most = max(most, int(preferences[some].max()))
-    if work.rules.preferred_field is not None:
-        _raise_copied(preferences, work, table)
-    return preferences, most
-
-
-def _raise_copied(preferences: Hashes, work: NearWork, table: SignatureFiles) -> None:
-    for path in drop_files(work.folder, EXACT):
+    for path in drop_files(work.folder, EXACT) if work.rules.preferred_field is not None else ():
         for drops in drops_in(path):
             units, _ = unit_and_row(drops["of"])
             ranked = drops[units >= work.exempt_below]
             copies, first = (table.positions(*unit_and_row(ranked[name])) for name in ("place", "of"))
             np.minimum.at(preferences, first, preferences[copies])
+    return preferences, most
 
 
 def _numbers(work: NearWork, first: int, stop: int) -> Iterator[Int64s]:

@@ -95,13 +95,9 @@ class SketchWriter:
         self._values.write(np.ascontiguousarray(values, "<u4").data)
         self._end += len(values)
 
-    def commit(self) -> dict[str, dict[str, Any]]:
-        """Make the files durable under their names; their sizes and hashes."""
-        return {new.path.name: new.commit() for new in (self._values, self._rows)}
-
-    def put_in_place(self) -> dict[str, dict[str, Any]]:
-        """As `commit`, without waiting for the disk."""
-        return {new.path.name: new.put_in_place() for new in (self._values, self._rows)}
+    def commit(self, *, durable: bool) -> dict[str, dict[str, Any]]:
+        """Put the files in place; their sizes and hashes. `durable`: wait for the disk."""
+        return {new.path.name: new.commit() if durable else new.put_in_place() for new in (self._values, self._rows)}
 
     def __enter__(self) -> SketchWriter:
         return self

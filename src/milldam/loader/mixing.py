@@ -4,10 +4,10 @@ Which source comes at a place follows from the weights (`Schedule`); which sampl
 on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one, whatever
 the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Places are cut into blocks of 4,096. How many samples of each source come before a block follows from its number alone:
-each source, the heaviest first, takes its part of what those before it left, rounded. That is within one or two samples
-of its share. Within a block a hash says the order: every rank sees every source near its share. Weights are exact
-fractions. Holds the blocks used last (1 MB); one takes about 0.1 ms, whichever of its places a rank reads.
+Places are cut into blocks of 4,096. How many samples of each source come before a block follows from its number alone
+(`Schedule`): less than one more or less than its share, or than two for a source that comes less than once in a block.
+Within a block a hash says the order: every rank sees every source near its share. Weights are exact fractions. Holds
+the blocks used last (1 MB); one takes about 0.1 ms, whichever of its places a rank reads.
 
 The files of all sources are read as one stream, so that a batch is one gather, as that of one source is. Where sources
 differ in kind, dtype, way of reading or place, a batch is one read for each source in it.
@@ -398,26 +398,55 @@ def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]
             yield source, places[first:end]
 
 
+def _nearest(count: int, part: int, whole: int) -> int:
+    return (2 * count * part + whole) // (2 * whole)
+
+
+def _divided(count: int, weights: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(source, its samples) of rare sources that have so many together; see `Schedule`."""
+    if len(weights) < 2:
+        yield from ((source, count) for _, source in weights)
+        return
+    *sums, whole = accumulate(weight for weight, _ in weights)
+    cut = min(range(len(sums)), key=lambda at: abs(2 * sums[at] - whole))
+    first = _nearest(count, sums[cut], whole)
+    yield from _divided(first, weights[: cut + 1])
+    yield from _divided(count - first, weights[cut + 1 :])
+
+
 class Schedule:
     """Places to sources. Threads may share it.
+
+    The sources lie end to end, the lightest first, and what comes before a block is cut between them: each border is
+    the nearest to the share of all sources below it. A source gets what lies between two borders, so its share rounded
+    up or down: less than one sample off. If it comes once in a block or more, its share grows by one or more from block
+    to block, so its count never falls. The first part, that of all rarer sources together, never falls either, since
+    its border does not. They are divided into two parts as equal as can be, again and again; the first gets the nearest
+    to its part of the count of both, so neither falls. A part of several sources has at most two thirds of the one it
+    was cut from, so it is less than 1.5 samples off (two thirds of 1.5, and the rounding), and a source less than two.
 
     >>> Schedule(shares_of([2, 1])).drawn(3 * 4096).tolist()
     [8192, 4096]
     """
 
     def __init__(self, shares: Sequence[Fraction]) -> None:
-        self._sources, whole = len(shares), math.lcm(*(share.denominator for share in shares))
-        self._weights = sorted(((int(share * whole), source) for source, share in enumerate(shares)), reverse=True)
+        self._sources, self._whole = len(shares), math.lcm(*(share.denominator for share in shares))
+        self._weights = sorted((int(share * self._whole), source) for source, share in enumerate(shares))
+        self._rare = sum(weight * BLOCK < self._whole for weight, _ in self._weights)
         self._block = lru_cache(maxsize=_BLOCKS_KEPT)(self._make_block)
 
     def _counts_before(self, block: int) -> Int64s:
         """How many samples of each source come before a block."""
-        left, weights, counts = block * BLOCK, sum(weight for weight, _ in self._weights), [0] * self._sources
-        for weight, source in self._weights:
-            # The nearest to its part of what is left. Neither falls from block to block.
-            counts[source] = (2 * left * weight + weights) // (2 * weights)
-            left, weights = left - counts[source], weights - weight
-        return np.array(counts, np.int64)
+        rare, common = self._weights[: self._rare], self._weights[self._rare :]
+        below = sum(weight for weight, _ in rare)
+        counts, border = np.zeros(self._sources, np.int64), _nearest(block * BLOCK, below, self._whole)
+        for source, count in _divided(border, rare):
+            counts[source] = count
+        for weight, source in common:
+            below, before = below + weight, border
+            border = _nearest(block * BLOCK, below, self._whole)
+            counts[source] = border - before
+        return counts
 
     def _make_block(self, block: int) -> tuple[Int64s, Int64s]:
         """How many samples of each source come before a block, and (places, 2): the sources of its places, and how many

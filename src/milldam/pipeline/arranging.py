@@ -141,7 +141,13 @@ def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[
         if bucket == _BUCKETS:
             break
         reached = int(ends[bucket - 1]) if bucket else 0
-        entries = _documents_in(out, shards, bucket)
+        # (key, place, tokens) of the documents in the bucket, one in 65,536.
+        entries = sorted(
+            (int(chunk.facts["key"][k]), (staged.unit, staged.record.part, chunk.first + k), int(chunk.lengths[k]))
+            for staged in shards()
+            for chunk in _chunks(out, staged)
+            for k in np.flatnonzero(chunk.facts["key"] >> _BUCKET_SHIFT == bucket).tolist()
+        )
         for number, (key, place, length) in enumerate(entries):
             if target <= reached + length:
                 boundaries.append(Boundary(key, place, target - reached))
@@ -153,20 +159,6 @@ def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[
         wish = ", ".join(f"{name}_tokens: {tokens:,}" for name, tokens in wanted.items())
         raise InputError(f"splits: {wish} leaves nothing to train: there are {int(ends[-1]):,} tokens.")
     return boundaries
-
-
-def _documents_in(
-    out: Path, shards: Callable[[], Iterator[Staged]], bucket: int
-) -> list[tuple[int, tuple[int, int, int], int]]:
-    """(key, place, tokens) of the documents in a bucket, one in 65,536, in order."""
-    found = []
-    for staged in shards():
-        for chunk in _chunks(out, staged):
-            keys = chunk.facts["key"]
-            for k in np.flatnonzero(keys >> _BUCKET_SHIFT == bucket).tolist():
-                place = (staged.unit, staged.record.part, chunk.first + k)
-                found.append((int(keys[k]), place, int(chunk.lengths[k])))
-    return sorted(found)
 
 
 def arrange(

@@ -61,11 +61,8 @@ class Evaluation:
         self._passages: Passages | None = _gather(sets)
         self.digest = self._passages.digest
         """Another one whenever an item is another one."""
-
-    @property
-    def name(self) -> str:
+        self.name = hash_bytes(f"{LAYOUT} {self.digest} {sets}".encode())[:16]
         """Names the index: of these items, by these rules."""
-        return hash_bytes(f"{LAYOUT} {self.digest} {self.sets}".encode())[:16]
 
     @property
     def building_bytes(self) -> int:
@@ -84,53 +81,45 @@ class Evaluation:
 def _gather(sets: tuple[EvaluationSet, ...]) -> Passages:
     passages = Passages()
     for number, one in enumerate(sets):
-        before = passages.read
-        _read(passages, number, one)
-        if passages.read == before:
+        seen, found, item = dict[str, None](), set[str](), 0
+        for rows in _rows(one):
+            records = rows if isinstance(rows, dict) else rows.to_pydict()
+            seen |= dict.fromkeys(records)
+            for values in zip(*records.values(), strict=True):
+                texts = [text for name, value in zip(records, values, strict=True) for text in _texts(value, name)]
+                if one.column_names:
+                    texts = [text for column in one.column_names for text in texts if text[0] == column]
+                for name, text in texts:
+                    passages.add(number, item, name, text)
+                    found.add(name)
+                item += 1
+        gone = next((name for name in one.column_names if name not in found), None)
+        if gone is not None:
+            message = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
+            raise InputError(Setting(f"decontaminate.{number}.columns"), message + did_you_mean(gone, seen))
+        if not found:
             raise InputError(Setting(f"decontaminate.{number}.path"), f": {one.path}: no text in its rows.")
     return passages
-
-
-def _read(passages: Passages, number: int, one: EvaluationSet) -> None:
-    columns, before = one.column_names, 0
-    seen: dict[str, None] = {}
-    found: set[str] = set()
-    for rows in _rows(one):
-        records = rows if isinstance(rows, dict) else rows.to_pydict()
-        names = list(records)
-        seen |= dict.fromkeys(names)
-        for item, values in enumerate(zip(*records.values(), strict=True), start=before):
-            texts = [one for name, value in zip(names, values, strict=True) for one in _texts(value, name)]
-            if columns:
-                texts = [one for column in columns for one in texts if one[0] == column]
-            for name, text in texts:
-                passages.add(number, item, name, text)
-                found.add(name)
-        before += row_count(rows)
-    gone = next((name for name in columns if name not in found), None)
-    if gone is not None:
-        message = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
-        raise InputError(Setting(f"decontaminate.{number}.columns"), message + did_you_mean(gone, seen))
 
 
 def _rows(one: EvaluationSet) -> Iterator[Rows]:
     found = resolve_data_set(one.path, one.split, one.subset, input_format=one.input_format)
     reader = FileReader(TextRules(documents="line"), None)
 
+    def refuse(reject: Reject) -> None:
+        """An item that can't be read could not be kept out either."""
+        number = reject.as_json().get("row", reject.line)
+        place = reject.file if number is None else f"{reject.file}:{number}"
+        must = "Every item of an evaluation set must be readable."
+        raise InputError(f"{place}: {reject.reason}: {reject.detail}\n{must}")
+
     def rows() -> Iterator[Rows]:
         for file in list_inputs(found.inputs, found.input_format):
-            yield from reader.rows([Slice(file.path, file.format, file.compression)], _refuse, Places())
+            yield from reader.rows([Slice(file.path, file.format, file.compression)], refuse, Places())
 
     chosen = found.rows or RowSlice()
     total = sum(map(row_count, rows())) if chosen.needs_total else 1 << 62
     return rows_between(rows(), *chosen.bounds(total))
-
-
-def _refuse(reject: Reject) -> None:
-    """An item that can't be read could not be kept out either."""
-    number = reject.as_json().get("row", reject.line)
-    place = reject.file if number is None else f"{reject.file}:{number}"
-    raise InputError(f"{place}: {reject.reason}: {reject.detail}\nEvery item of an evaluation set must be readable.")
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -170,6 +159,8 @@ def find_contamination(
     """
     chosen = {"action": REPORT} | {name: value for name, value in rules.items() if value is not None}
     sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in against)
+    if not sets:
+        raise InputError("against names no evaluation set.")
     budget = Budget.of(memory, held_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
@@ -193,12 +184,10 @@ def find_contamination(
             for _, record in records.in_plan_order():  # to who reads of it, a store is one unit
                 yield from ((0, Matches.read(folder / name)) for name in record.files)
 
-        def place_of(unit: int, row: int) -> dict[str, Any]:
-            return {"file": store.name, "document": row}
-
-        figures = decide(Index(index), sets, matches, place_of, lambda unit, rows: None, folder / "findings.jsonl")
+        found, where = folder / "findings.jsonl", {"file": store.name}
+        figures = decide(Index(index), sets, matches, lambda _, row: where | {"document": row}, lambda *_: None, found)
         if findings is not None:
-            shutil.copyfile(folder / "findings.jsonl", findings)
+            shutil.copyfile(found, findings)
     return figures
 
 

@@ -39,7 +39,6 @@ from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
 from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps
 from milldam.dedup.drops import (
-    BLOOM,
     EVALUATION,
     EXACT,
     UNKNOWN,
@@ -50,7 +49,7 @@ from milldam.dedup.drops import (
     place_of,
     unit_and_row,
 )
-from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_bloom, resolve_exact, sources_of
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
 from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.index import DedupIndex
 from milldam.dedup.keys import Int64s
@@ -75,7 +74,6 @@ from milldam.sources.units import Unit
 FINGERPRINT, GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE = (
     "fingerprint", "group", "decontaminate", "rank", "near", "shingle", "verify", "decide",
 )  # fmt: skip
-NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 RECORDS, FOLDER, FINDINGS = "fingerprints.jsonl", "dedup", "contamination.jsonl"
 FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
 """So many are looked through for near-duplicates in this process, in a second or two, with so much memory; of index
@@ -86,7 +84,7 @@ NEAR_WORKER_BYTES = 120 * 10**6
 
 def step_counts(rules: DedupRules, partitions: int, units: int, *, evaluation: bool) -> dict[str, int]:
     """The stages of a job in order, and into how many pieces each is cut."""
-    counts = {FINGERPRINT: units, GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
+    counts = {FINGERPRINT: units, GROUP: 0 if rules.method == "off" else partitions}
     counts[DECONTAMINATE] = int(evaluation)
     if rules.near is not None:
         counts |= {RANK: int(rules.near.prefer != "first"), NEAR: pair_steps(rules.near), SHINGLE: units}
@@ -107,7 +105,6 @@ class Resolving:
     rules: DedupRules
     exempt_below: int
     """Documents of the units before this one are never dropped."""
-    index_files: tuple[Path, ...]
     evaluation: Path | None
     """The index of the evaluation sets."""
     sets: tuple[EvaluationSet, ...]
@@ -123,13 +120,9 @@ class Resolving:
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         stage, number, folder, facts = self.stage, assigned.unit, self.folder, dict[str, Any]()
         if stage == GROUP:
-            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
-            limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
-            names = [drop_file_name(self.rules.method, number)]
-            if self.rules.method == BLOOM:
-                facts = resolve_bloom(folder, rate=self.rules.false_positive_rate, **limits)
-            else:
-                facts = resolve_exact(folder, number, self.steps, threads=self.threads, **limits)
+            room = self.memory_bytes - held_bytes()  # what this process holds already counts too
+            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "memory_bytes": room, "threads": self.threads}
+            names, facts = [drop_file_name(EXACT, number)], resolve_exact(folder, number, self.steps, **limits)
         elif stage == DECONTAMINATE:
             names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
         elif stage == RANK:
@@ -153,7 +146,7 @@ class Resolving:
             for path in sorted(self.folder.glob("matches-*.bin")):
                 unit, found = int(path.stem.rpartition("-")[2]), Matches.read(path)
                 if len(found.row):
-                    dropped = DropSet(self.folder, unit, (EXACT, BLOOM))
+                    dropped = DropSet(self.folder, unit, (EXACT,))
                     gone = [row for row in np.unique(found.row).tolist() if dropped.of(row) is not None]
                     found = found.only(~np.isin(found.row, gone))
                 yield unit, found
@@ -301,7 +294,6 @@ class Deduplication:
             folder=self.folder,
             rules=self._rules,
             exempt_below=self._exempt_below,
-            index_files=tuple(self.index.values()),
             evaluation=self._evaluation,
             sets=self._config.decontaminate,
             compared=compared,
@@ -317,8 +309,8 @@ class Deduplication:
         if not todo:
             return records
         if name == GROUP:
-            few = count_hashes(sources_of(self.folder, load.index_files)) <= FEW_HASHES
-            small = few and load.steps == 1 and self._rules.method == EXACT
+            few = count_hashes(sources_of(self.folder)) <= FEW_HASHES
+            small = few and load.steps == 1
         elif name == DECONTAMINATE:
             files = [*self.folder.glob("matches-*.bin"), *([load.evaluation] if load.evaluation else [])]
             small = sum(path.stat().st_size for path in files) <= FEW_BYTES
@@ -401,7 +393,6 @@ class Deduplication:
                 self._out,
                 self.folder,
                 exempt_below=self._exempt_below,
-                index_files=tuple(self.index.values()),
                 memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
                 threads=self._cores,
             )
@@ -414,7 +405,7 @@ def remove_drop_files(folder: RunFolder) -> None:
     if found:
         live = (Path(name).name for record in read_records(folder.folder, RECORDS) for name in record.files)
         sweep(folder.folder / PRINTS, ("*",), live)
-        for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
+        for name in (GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE):
             forget_records(folder.folder, f"{name}.jsonl")
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import file_blocks, read_sealed, write_sealed
+from milldam.files import file_blocks, read_sealed, remove_matching, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
@@ -220,9 +220,7 @@ def _clean_up(config: Config, folder: RunFolder) -> None:
     on the way."""
     sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
     if config.index_rules is not None:
-        from milldam.pipeline.index_lookup import remove_lookups
-
-        remove_lookups(folder)
+        remove_matching(folder.folder / "index", "*.hashes")  # what it was compared with stays told
     if config.dedup_rules is not None:
         from milldam.pipeline.deduplicating import remove_drop_files
 

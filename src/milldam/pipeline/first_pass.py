@@ -211,7 +211,7 @@ class Shingling:
         if marked.any():
             with SketchWriter(*sketch_paths(folder, unit_name(number))) as writer:
                 self._shingle(assigned, progress, marked, writer)
-                files = writer.put_in_place()
+                files = writer.commit(durable=False)
         below = folder.relative_to(self.out)
         yield Record(assigned.key, files={f"{below}/{name}": file for name, file in files.items()})
 

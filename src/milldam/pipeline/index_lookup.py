@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.index import PINNED, DedupIndex, PinnedIndex
-from milldam.files import read_sealed, remove_matching
+from milldam.dedup.index import PINNED, DedupIndex
+from milldam.files import read_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.rules import DedupRules
 from milldam.run.folder import PLAN, RunFolder
@@ -22,32 +22,19 @@ INPUT = "index"
 """The key of an identity's input, and the name of the folder."""
 
 
-class IndexLookup:
-    """Of one job."""
-
-    def __init__(self, config: Config, rules: DedupRules) -> None:
-        self._rules, self._overwrite, self._out = rules, config.overwrite, Path(config.out)
-        self._index = DedupIndex.of(rules)
-
-    def with_state(self, input: dict[str, Any]) -> dict[str, Any]:
-        """The input, with the state of the index: as it was planned, where the rest is, else as it is now."""
-        folder = self._out / RUN_FOLDER
-        planned, pinned = read_sealed(folder / PLAN) or {}, read_sealed(folder / INPUT / PINNED) or {}
-        if not self._overwrite and pinned.get("index") == self._index.place:
-            settled = input | {INPUT: pinned["state"]}
-            if planned.get("input") == settled:
-                return settled
-        return input | {INPUT: self._index.state(str(self._out.resolve()))}
-
-    def pin(self, folder: RunFolder, state: str) -> PinnedIndex:
-        """Let the files of the index be found in the run folder, as they were planned."""
-        place = folder.folder / INPUT
-        place.mkdir(exist_ok=True)
-        runs = self._index.pin(place, str(self._out.resolve()), state=state)
-        ids, paths = zip(*runs, strict=True)
-        return PinnedIndex(ids, paths, self._rules.normalize)
+def with_index_state(input: dict[str, Any], config: Config, rules: DedupRules) -> dict[str, Any]:
+    """The input, with the state of the index: as it was planned, where the rest is, else as it is now."""
+    out, index = Path(config.out), DedupIndex.of(rules)
+    planned, pinned = (read_sealed(out / RUN_FOLDER / name) or {} for name in (PLAN, f"{INPUT}/{PINNED}"))
+    if not config.overwrite and pinned.get("index") == index.place:
+        settled = input | {INPUT: pinned["state"]}
+        if planned.get("input") == settled:
+            return settled
+    return input | {INPUT: index.state(str(out.resolve()))}
 
 
-def remove_lookups(folder: RunFolder) -> None:
-    """Remove what a finished store does not need; what it was compared with stays told."""
-    remove_matching(folder.folder / INPUT, "*.hashes")
+def pin_index(folder: RunFolder, rules: DedupRules, state: str) -> dict[str, Path]:
+    """Link the files of the index into the run folder, as they were planned: ids of runs, with their hash files."""
+    place = folder.folder / INPUT
+    place.mkdir(exist_ok=True)
+    return dict(DedupIndex.of(rules).pin(place, str(folder.out.resolve()), state=state))

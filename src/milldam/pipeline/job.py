@@ -229,15 +229,17 @@ class TokenJob(engine.Job[TextSummary]):
     def _load(self, run: Session) -> TokenizeLoad:
         config, prepared, dedup = self._config, self._prepared, self._made.dedup
         self._settle(run)
-        index = prepared.input.index
-        seen = None if index is None else index.pin(run.folder, prepared.identity.input["index"])
+        seen: dict[str, Path] = {} if dedup is None else dedup.index
+        if config.index_rules is not None:
+            from milldam.pipeline.index_lookup import pin_index
+
+            seen = pin_index(run.folder, config.index_rules, prepared.identity.input["index"])
         return TokenizeLoad(
             out=run.folder.out,
             config=config,
             sets=prepared.sets,
             drops=None if dedup is None else dedup.folder,
             seen=seen,
-            seen_by=seen.runs if seen is not None else () if dedup is None else tuple(dedup.index),
             shown=() if dedup is None else dedup.shown,
             encoder=prepared.known.encoder,
             differing=prepared.known.differing,

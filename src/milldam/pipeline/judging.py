@@ -100,7 +100,7 @@ class Judge:
         self._load, self._set, self._share = load, rules, rules.share(unit.copy)
         self._whole_split = None if rules.split is None or load.config.counts_tokens else load.splits.index(rules.split)
         self._filters = _filters(load.config.filters) if rules.split is None else None
-        self._seen = None if load.seen is None or rules.split is not None else load.seen.open()
+        self._seen = load.open_index() if rules.split is None else None
         self._drops: dict[str, DropSet] = {}
         """By stage."""
         if load.drops is not None:
@@ -173,7 +173,7 @@ class Judge:
             return {}
         like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
-            return {"duplicate_of": {"run": self._load.seen_by[of.indexed_run]} | like}
+            return {"duplicate_of": {"run": list(self._load.seen)[of.indexed_run]} | like}
         if of.unit is None or of.row is None or folder is None:
             return {"duplicate_of": None}
         return {"duplicate_of": recorded_place(folder, of.unit, of.row) | {"unit": of.unit, "row": of.row} | like}

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
     from milldam.dedup.preferred import ValueField
     from milldam.pipeline.decontaminating import Evaluation
-    from milldam.pipeline.index_lookup import IndexLookup
     from milldam.rules import ChatRules
 
 SAMPLE_BYTES = 64 << 10
@@ -62,12 +61,6 @@ class Input:
             from milldam.pipeline.decontaminating import Evaluation
 
             self.evaluation = Evaluation(config.decontaminate)
-        self.index: IndexLookup | None = None
-        """The index whose documents are dropped in one pass."""
-        if config.index_rules is not None:
-            from milldam.pipeline.index_lookup import IndexLookup
-
-            self.index = IndexLookup(config, config.index_rules)
 
     def look(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
@@ -82,8 +75,10 @@ class Input:
         # The one that finishes does.
         planned = ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._folder.inputs.planned())
         state = self._folder.inputs.write(files() if self._folder.task is None else planned)
-        if self.index is not None:
-            return self.index.with_state(state)
+        if self._config.index_rules is not None:
+            from milldam.pipeline.index_lookup import with_index_state
+
+            return with_index_state(state, self._config, self._config.index_rules)
         return state if self.evaluation is None else state | {"evaluation": self.evaluation.digest}
 
     def _files(self, *datasets: int) -> Iterator[InputFile]:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from milldam.config.settings import Config, TrainingRules
+from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
-from milldam.pipeline.documents import SetRules, read_documents
+from milldam.pipeline.documents import read_documents
 from milldam.pipeline.judging import SAMPLE, below, content_keys
 from milldam.pipeline.preparing import Input
 from milldam.run.folder import RunFolder
-from milldam.sources.units import SAMPLED_SHARD, Unit
+from milldam.sources.units import SAMPLED_SHARD
 from milldam.stores.kinds import TOKENS
 from milldam.text.arrays import byte_count
 from milldam.tokenizers.training import TrainedTokenizer, train_tokenizer, training_bytes
@@ -31,7 +31,12 @@ SAMPLE_SURPLUS = 1.1
 
 def train_from_config(config: Config) -> TrainedTokenizer:
     """Train and save the tokenizer that `tokenizer.train` describes, to `tokenizer.path`."""
-    rules = _rules(config)
+    tokenizer, rules = config.tokenizer_rules, config.tokenizer_rules.train
+    if rules is None:
+        raise ConfigError("tokenizer.train is missing: it says how large the vocabulary shall be.")
+    if Path(tokenizer.path).exists() and not config.overwrite:
+        message = f"{tokenizer.path} exists already. Replace it with "
+        raise ConfigError(message, Setting("overwrite", True), ", or change tokenizer.path.")
     sample_bytes = parse_size(rules.sample)
     budget = Budget.of(config.memory)
     needed = usage().anonymous + training_bytes(sample_bytes, rules.vocab_size)
@@ -48,19 +53,9 @@ def train_from_config(config: Config) -> TrainedTokenizer:
             _sample(config, run, sample_bytes),
             vocab_size=rules.vocab_size,
             special_tokens=rules.special_tokens,
-            out=Path(config.tokenizer_rules.path),
+            out=Path(tokenizer.path),
             memory_bytes=budget.limit_bytes - usage().anonymous,
         )
-
-
-def _rules(config: Config) -> TrainingRules:
-    tokenizer = config.tokenizer_rules
-    if tokenizer.train is None:
-        raise ConfigError("tokenizer.train is missing: it says how large the vocabulary shall be.")
-    if Path(tokenizer.path).exists() and not config.overwrite:
-        message = f"{tokenizer.path} exists already. Replace it with "
-        raise ConfigError(message, Setting("overwrite", True), ", or change tokenizer.path.")
-    return tokenizer.train
 
 
 def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.LargeStringArray]:
@@ -68,7 +63,10 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
     input = Input(config, run)
     input.look()
     sets = input.sets()
-    units = _spread(input, sets, sample_bytes * READ_PER_SAMPLE)
+    every = input.units(sets, SAMPLED_SHARD)
+    units = [unit for unit in every if unit.copy == 0 and sets[unit.dataset].split is None]
+    # Evenly spread over the input.
+    units = units[:: max(1, round(sum(unit.unpacked_bytes for unit in units) / (sample_bytes * READ_PER_SAMPLE)))]
     available = sum(unit.unpacked_bytes for unit in units)
     share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
     taken = 0
@@ -84,11 +82,3 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
                     return
     if not taken:
         raise InputError("No text in the sample: nothing to train on.")
-
-
-def _spread(input: Input, sets: tuple[SetRules, ...], most_bytes: int) -> list[Unit]:
-    """Units of training data, evenly spread over the input, of about so many bytes together."""
-    every = input.units(sets, SAMPLED_SHARD)
-    units = [unit for unit in every if unit.copy == 0 and sets[unit.dataset].split is None]
-    total = sum(unit.unpacked_bytes for unit in units)
-    return units[:: max(1, round(total / most_bytes))]

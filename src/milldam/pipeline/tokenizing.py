@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.token_spans import TokenSpans
-    from milldam.dedup.index import PinnedIndex
+    from milldam.dedup.index import SeenBefore
     from milldam.dedup.near import Place
 
 Step = Callable[[Batch], Batch]
@@ -49,10 +49,8 @@ class TokenizeLoad:
     sets: tuple[SetRules, ...]
     drops: Path | None = None
     """Folder of the drop files; None: there was no first pass."""
-    seen: PinnedIndex | None = None
-    """The index whose documents are dropped without a first pass; None: there is none."""
-    seen_by: tuple[str, ...] = ()
-    """Ids of the runs of the index, in the order in which they are numbered."""
+    seen: dict[str, Path] = field(default_factory=dict)
+    """Runs of the index by id, in the order in which they are numbered, and their hash files."""
     shown: tuple[Place, ...] = ()
     """Documents whose texts are set aside beside the drop sets, to be looked at."""
     encoder: str
@@ -73,6 +71,15 @@ class TokenizeLoad:
         whole = dict.fromkeys(one.split for one in self.sets if one.split is not None)
         return (STAGED,) if self.config.counts_tokens else ("train", *self.config.split_shares, *whole)
 
+    def open_index(self) -> SeenBefore | None:
+        """The index whose documents are dropped without a first pass; None: there is none."""
+        rules = self.config.index_rules
+        if rules is None:
+            return None
+        from milldam.dedup.index import SeenBefore
+
+        return SeenBefore(tuple(self.seen.values()), normalize=rules.normalize)
+
     def load(self) -> Make:
         text = (self.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = Encoder(
@@ -84,8 +91,7 @@ class TokenizeLoad:
         )
         finder = None
         preload_rules(self.config.filters, self.config.clean_rules)
-        if self.seen is not None:
-            self.seen.open()  # what it imports is there before workers are forked
+        self.open_index()  # what it imports is there before workers are forked
         if any(one.chat is not None for one in self.sets):
             from milldam.chat.token_spans import TokenSpans
 

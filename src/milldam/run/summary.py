@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import platform
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -108,14 +107,9 @@ class Summary(Generic[Facts]):
 # ---- where and with what ----
 
 
-@functools.cache
 def describe_machine() -> dict[str, str]:
     memory = format_size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        processor = named[1] if named else processor
-    return {"system": platform.platform(), "processor": processor, "cores": str(cores()), "memory": memory}
+    return {"system": platform.platform(), "cores": str(cores()), "memory": memory}
 
 
 @functools.cache
@@ -170,16 +164,7 @@ class Quiet:
     command = ()
 
     def planned(self, plan: WorkPlan) -> None:
-        sizes = format_size(plan.input_bytes), format_size(plan.budget.limit_bytes)
-        log.info(
-            "plan: %d of %d units to do; %s of input, %d workers, a budget of %s; %s",
-            plan.units - plan.done,
-            plan.units,
-            sizes[0],
-            plan.workers,
-            sizes[1],
-            "; ".join(filter(None, (plan.encoder_note, plan.note))),
-        )
+        log.info("plan: %d of %d units to do, %d workers", plan.units - plan.done, plan.units, plan.workers)
         if plan.left_out:
             log.warning('not read: %s. To read text among them, name it with input_format="txt".', plan.left_out)
 

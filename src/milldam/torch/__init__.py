@@ -28,8 +28,8 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError('milldam.torch needs torch: pip install "milldam[torch]"', name="torch") from None
 
-from milldam.errors import ConfigError
-from milldam.loader.batches import Batches
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader.batches import Batches, differences
 from milldam.loader.samples import Samples
 from milldam.loader.types import Array, State
 
@@ -149,7 +149,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         # Wrong settings are refused here, not in a worker.
         samples.batches(rank=rank or 0, world_size=world_size or 1, **self._options)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Loop:
         worker = torch.utils.data.get_worker_info()
         if (worker is None or worker.id == 0) and not self._loop_at()[1]:
             # A second loop over the rest of an epoch would leave out its first part, epoch after epoch.
@@ -159,8 +159,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
                     "before each loop, or load a state."
                 )
             self._shared[0] = True
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return (converted(batch, torch.from_numpy) for batch in self._at_start()._every(workers, number))
+        return _Loop(self._at_start(), *((0, 1) if worker is None else (worker.id, worker.num_workers)))
 
     def __len__(self) -> int:
         """Batches of a whole loop over all epochs, for this rank."""
@@ -234,6 +233,41 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.
         self.__dict__ = state | {"_shared": state["_shared"].share_memory_()}
+
+
+class _Loop:
+    """A worker's share of one loop, with the state that torchdata's StatefulDataLoader saves of each worker: where the
+    whole loop began, and how many batches of it this worker made."""
+
+    def __init__(self, batches: Batches[Any], worker: int, workers: int) -> None:
+        self._batches, self._worker, self._workers = batches, worker, workers
+        self._begin, self._taken = batches.state_dict(), 0
+        self._running: Iterator[Any] | None = None
+
+    def __iter__(self) -> _Loop:
+        return self
+
+    def __next__(self) -> Any:
+        if self._running is None:
+            self._running = self._batches._every(self._workers, self._worker + self._taken * self._workers)
+        batch = converted(next(self._running), torch.from_numpy)
+        self._taken += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        of = self._batches.delivery
+        share = {"batch_size": of.batch_size, "world_size": of.world_size}
+        share |= {"workers": self._workers, "worker": self._worker}
+        return {"begin": self._begin, "taken": self._taken, "share": share}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if changed := differences(state.get("share", {}), self.state_dict()["share"]):
+            raise MismatchError(
+                f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, save "
+                "dataset.state_after(batches taken), and load that into the dataset."
+            )
+        self._batches.load_state_dict(state["begin"])
+        self._begin, self._taken, self._running = state["begin"], state["taken"], None
 
 
 def _ranks_of_torch() -> tuple[int, int]:

@@ -8,13 +8,11 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.kit.jobs import TOKENIZER, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, write_lines
 
 import milldam
 from milldam import MilldamError
@@ -67,33 +65,3 @@ def test_nothing_stays_in_the_import_system(tmp_path: Path) -> None:
         "assert not [one for one in sys.meta_path if one.__module__.startswith('milldam')], sys.meta_path\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
-
-
-def slow_config(folder: Path) -> dict[str, Any]:
-    """Text whose last unit takes minutes."""
-    (folder / "slow.py").write_text(
-        "import time\ndef clean(text):\n    if 'slow' in text:\n        time.sleep(90)\n    return text\n"
-    )
-    texts = [f"{number} quick as water over the wheel" for number in range(10_000)] + ["slow"]
-    return {
-        "datasets": str(write_lines(folder / "corpus.jsonl", texts)),
-        "tokenizer": str(TOKENIZER),
-        "out": str(folder / "store"),
-        "clean": {"function": f"{folder}/slow.py:clean"},
-        "dedup": "off",
-        "shard_size": "100KB",
-        "workers": 1,
-        "memory": "1GB",
-    }
-
-
-def test_a_loader_that_is_gone_stops_reading_ahead(tmp_path: Path) -> None:
-    """Also while it waits for a unit that takes long to make."""
-    before = set(threading.enumerate())
-    with milldam.open(slow_config(tmp_path)) as feed:
-        batches = feed.windows(16).batches(4, shuffle=False, prefetch=10_000)
-        next(batches)
-        wait_until(lambda: feed.stats()["units_made"] == feed.stats()["units"] - 1)
-        time.sleep(0.5)  # now it waits for the slow one
-        del batches
-        wait_until(lambda: not set(threading.enumerate()) - before)

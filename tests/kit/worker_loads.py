@@ -101,23 +101,17 @@ def hoard(kept_bytes: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Leaves a file in `folder` where it is loaded, and something else behind; tells where it was loaded, and what a
+    """Leaves a file in `folder` where it is loaded, after a thread has ended; tells where it was loaded, and what a
     worker sees of its surroundings."""
 
     folder: Path
-    leaves: str = ""
 
     def load(self) -> Make:
         loaded_in = os.getpid()
         (self.folder / str(loaded_in)).touch()
-        if self.leaves == "file":
-            _KEPT.append((self.folder / "open").open("w"))
-        elif self.leaves:
-            wait = threading.Event().wait if self.leaves == "thread" else lambda: time.sleep(0.01)
-            thread = threading.Thread(target=wait, daemon=True)
-            thread.start()
-            if self.leaves == "ended thread":
-                thread.join()
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
 
         def make(unit: int) -> dict[str, Any]:
             time.sleep(0.05)  # so that no worker gets all units

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import demo_texts, set_aside
+from tests.kit.jobs import demo_texts
 from tests.kit.preprocess_jobs import lines_job, make_words, preprocess, summary_of, texts_in
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -62,21 +62,6 @@ def test_a_near_duplicate_names_a_document_that_stays_and_its_true_similarity(co
 
 
 # ---- to look at ----
-
-
-def test_the_summary_shows_the_least_alike_pairs_and_the_largest_clusters(corpus: Any, store: Path) -> None:
-    """With the texts of both, from a little before they differ."""
-    near = summary_of(store)["near"]
-    worst = [one["similarity"] for one in near["worst"]]
-    told = sorted(one["duplicate_of"]["similarity"] for one in set_aside(store, "dropped") if "near" in one["reason"])
-    assert worst == told[: len(worst)]
-    sizes = [one["dropped"] for one in near["largest"]]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 100
-    texts = {one.text.strip() for one in corpus.documents}
-    for pair in near["worst"]:
-        shown = [pair[side]["text"] for side in ("dropped", "kept")]
-        assert shown[0] != shown[1]
-        assert all(any(part in text for text in texts) for part in shown)
 
 
 def test_copies_that_take_a_share_of_the_corpus_are_warned_of(tmp_path: Path) -> None:

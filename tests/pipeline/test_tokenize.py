@@ -163,15 +163,11 @@ def _job(inputs: Path, out: Path, *options: object) -> list[object]:
     ("options", "named"),
     [
         (["--eos", "none"], "eos: "),
-        (["--bos", EOS_TEXT], f'bos: "{EOS_TEXT}"'),
         (["--special-text", "plain"], 'special_text: "plain" (made with "special")'),
         (["--text-column", "title"], 'datasets.0.text_column: "title" (made with "text")'),
         (["--limit", 2], "limit: 2 (made with null)"),
         (["--shard-size", "1MB"], "shard_size: 1000000 (made with 64000000)"),
-        (["--invalid-utf8", "replace"], 'invalid_utf8: "replace" (made with "reject")'),
         (["--invalid-utf8", "drop"], 'invalid_utf8: "drop" (made with "reject")'),
-        (["--documents", "line"], 'datasets.0.documents: "line" (made with "file")'),
-        (["--separator", "x"], 'datasets.0.separator: "x" (made with null)'),
     ],
 )
 def test_other_settings_are_refused_by_name_until_overwritten(

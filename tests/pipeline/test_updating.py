@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "tokens": {"splits": {"val_tokens": 300}},
     "limit": {"limit": 400},
 }
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """What a run has opened is let go of when it ends, not when garbage is collected: what is open stays in a store."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def texts_of(number: int, copies: int = 0) -> list[str]:
@@ -68,7 +57,6 @@ def told(done: Any) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("name", first_quick(JOBS, 3))
 def test_changed_input_gives_the_bytes_of_a_run_from_nothing(tmp_path: Path, name: str) -> None:
     """With dedup, splits, packing and limits: every byte, and back again when the change is taken back."""

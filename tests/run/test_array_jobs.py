@@ -27,16 +27,9 @@ from milldam.pipeline.job import array_of, plan_job
 from milldam.run.array import ArrayTask
 
 
-def prepare_job(config: Config) -> None:
-    assert array_of(config).run(ArrayTask("prepare", 0, 1)) is None
-
-
-def run_task(config: Config, task: ArrayTask) -> None:
-    assert array_of(config).run(task) is None
-
-
-def finish_job(config: Config) -> None:
-    assert array_of(config).run(ArrayTask("finish", 0, 1)) is not None
+def do(config: Config, stage: str, index: int = 0, of: int = 1) -> None:
+    """A task of a job array; the last one tells what was made."""
+    assert (array_of(config).run(ArrayTask(stage, index, of)) is not None) == (stage == "finish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class Job:
         return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()])
 
     def share(self, stage: str, index: int, of: int) -> None:
-        run_task(self.config(), ArrayTask(stage, index, of))
+        do(self.config(), stage, index, of)
 
     def assert_finished(self) -> None:
         assert store_bytes(self.out) == self.reference
@@ -98,7 +91,7 @@ def job(made: Job) -> Iterator[Job]:
 
 @pytest.fixture
 def prepared(job: Job) -> Job:
-    prepare_job(job.config())
+    do(job.config(), "prepare")
     return job
 
 
@@ -115,14 +108,14 @@ def test_tasks_make_what_one_run_makes(tmp_path: Path) -> None:
     """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte. The machines
     need not be as many the second time."""
     job = make_job(tmp_path, **EVERYTHING)
-    prepare_job(job.config())
+    do(job.config(), "prepare")
     stages = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
     assert plan_job(job.config()).plan.stages[: len(stages)] == stages
     job.share("count", 1, 3)
     for stage in stages:
         for index in reversed(range(2)):
             job.share(stage, index, 2)
-    finish_job(job.config())
+    do(job.config(), "finish")
     job.assert_finished()
 
 
@@ -142,9 +135,9 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     before = changed.stat().st_mtime_ns
     changed.touch()
     with pytest.raises(MismatchError, match=r"changed: in-3.jsonl"):
-        finish_job(counted.config())
+        do(counted.config(), "finish")
     os.utime(changed, ns=(before, before))
-    finish_job(counted.config())
+    do(counted.config(), "finish")
     counted.assert_finished()
 
 
@@ -156,9 +149,9 @@ def test_a_share_before_prepare_leaves_no_trace(job: Job) -> None:
     with pytest.raises(NotReadyError, match="--stage prepare"):
         job.share("tokenize", 0, 1)
     with pytest.raises(NotReadyError, match="--stage prepare"):
-        finish_job(job.config())
+        do(job.config(), "finish")
     assert not job.out.exists()
-    prepare_job(job.config())
+    do(job.config(), "prepare")
 
 
 def test_stages_wait_for_those_before(prepared: Job) -> None:
@@ -168,7 +161,7 @@ def test_stages_wait_for_those_before(prepared: Job) -> None:
     prepared.share("count", 0, 1)
     prepared.share("tokenize", 0, 2)
     with pytest.raises(NotReadyError, match="the stage tokenize before it is not done"):
-        finish_job(prepared.config())
+        do(prepared.config(), "finish")
     assert not (prepared.out / "milldam.json").exists()
 
 
@@ -176,11 +169,11 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
     """By shares and by the end: nothing of two configurations comes together."""
     counted.share("tokenize", 0, 2)
     changed = counted.config(seed=7, clean="default")
-    for work in (lambda: run_task(changed, ArrayTask("tokenize", 1, 2)), lambda: finish_job(changed)):
+    for work in (lambda: do(changed, "tokenize", 1, 2), lambda: do(changed, "finish")):
         with pytest.raises(MismatchError, match="clean"):
             work()
     counted.share("tokenize", 1, 2)
-    finish_job(counted.config())
+    do(counted.config(), "finish")
     counted.assert_finished()
 
 
@@ -241,10 +234,10 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"in-{k}.jsonl") for k in range(2)]
     path = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", paths, **settings))
     config = load_config(path)
-    prepare_job(config)
+    do(config, "prepare")
     with pytest.raises(InputError):
-        run_task(config, ArrayTask("tokenize", 1, 2))
-    run_task(config, ArrayTask("tokenize", 0, 2))
+        do(config, "tokenize", 1, 2)
+    do(config, "tokenize", 0, 2)
     found = read_status(tmp_path / "out")
     assert found["state"] == "ended" and found["safe"]["units_done"] == 1
     assert {label: told["state"] for label, told in found["array_tasks"].items()} == {
@@ -321,17 +314,6 @@ def test_any_name_and_value_reaches_the_task_as_it_is(jobs_folder: Path) -> None
 def test_a_script_stops_when_slurm_refuses(jobs_folder: Path) -> None:
     """Nothing is queued behind a job that there is not."""
     assert len(submitted(jobs_folder, slurm_script(COMMAND, STAGES, 2), code=1)) == 1
-
-
-def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
-    """The configuration is checked first; the script goes to a file or to standard output."""
-    options = ("--nodes", 3, "--cpus", 2, "--mem", "4G")
-    made = invoke("slurm", *options, "-o", tmp_path / "job.sh", "preprocess", job.path)
-    assert made.exit_code == 0 and "prepare, count, tokenize, finish; 3 machines" in made.output
-    script = (tmp_path / "job.sh").read_text()
-    assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
-    shown = invoke("slurm", *options, "--", "preprocess", job.path)
-    assert shown.output == script and not job.out.exists()
 
 
 @pytest.mark.slow

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.kit.jobs import wait_until
 from tests.kit.worker_loads import (
     FailsLoading,
     Loaded,
@@ -22,14 +16,12 @@ from tests.kit.worker_loads import (
     deadly,
     failing,
     hoard,
-    square,
     values,
 )
 
 from milldam.errors import InputError, WorkerError
-from milldam.run.fork import ForkServer
 from milldam.run.pools import Pool
-from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Load, Todo, Workers
+from milldam.run.tasks import CRASH, Event, Load, Todo, Workers
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
 MB = 10**6
@@ -45,64 +37,16 @@ def workers_left() -> list[psutil.Process]:
     return found
 
 
-def run(
-    workers: Workers,
-    load: Load,
-    units: int | Iterable[int | None],
-    assign: Callable[[int], Assigned] = assigned,
-    on_event: Callable[[Event], None] = lambda event: None,
-    *,
-    pool: Pool | None = None,
-) -> list[Event]:
-    """All events of some units. `pool`: is used again; else none of its processes stays."""
+def run(workers: Workers, load: Load, units: int) -> list[Event]:
+    """All events of some units; no process stays."""
     events: list[Event] = []
-
-    def hear(event: Event) -> None:
-        events.append(event)
-        on_event(event)
-
-    used = pool or Pool(10**12)
+    pool = Pool(10**12)
     try:
-        used.run(workers, Todo(load, iter(range(units) if isinstance(units, int) else units), assign, hear))
+        pool.run(workers, Todo(load, iter(range(units)), assigned, events.append))
     finally:
-        if pool is None:
-            used.close()
-            assert workers_left() == []
+        pool.close()
+        assert workers_left() == []
     return events
-
-
-# ---- units ----
-
-
-@pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(1, 1, apart=True), Workers(2, 1)])
-def test_every_unit_is_made_once(workers: Workers) -> None:
-    """Each unit gives its record and its counts, then is done; local workers are processes of their own."""
-    events = run(workers, Work(square), 7)
-    assert sorted(values(events)) == [unit**2 for unit in range(7)]
-    for unit in range(7):
-        assert [event.kind for event in events if event.unit == unit] == [PART, PROGRESS, DONE]
-    assert (os.getpid() in {event.pid for event in events}) == workers.here
-    assert run(workers, Work(square), 0) == []
-
-
-@pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(2, 1)])
-def test_units_may_come_later(workers: Workers) -> None:
-    """While there is none to hand out, workers wait; who dies meanwhile is replaced."""
-    heard: list[Event] = []
-
-    def trickle() -> Iterator[int | None]:
-        for given in range(5):
-            while len(values(heard)) < given:
-                yield None
-            yield from (None, None)
-            if given == 2 and not workers.here:
-                for pid in {event.pid for event in heard}:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.1)
-            yield given
-
-    assert sorted(values(run(workers, Work(square), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
 
 
 # ---- kills ----
@@ -138,32 +82,6 @@ def test_a_killed_server_ends_the_run(tmp_path: Path) -> None:
         run(Workers(2, 1), FailsLoading("killed"), 3)
 
 
-@linux
-@pytest.mark.parametrize("seed", range(3))
-def test_random_kills_of_workers_lose_nothing(seed: int, tmp_path: Path) -> None:
-    """Whoever is killed, every unit is made once in the end, and no process stays."""
-    rng, done, finished = random.Random(seed), threading.Event(), list[int]()
-
-    def kill_some() -> None:
-        for _ in range(3):
-            # Far enough apart that no unit loses two workers.
-            before = len(finished)
-            wait_until(lambda before=before: len(finished) > before + 7 or done.is_set())  # type: ignore[misc]
-            processes = [one for one in workers_left() if one.ppid() != os.getpid()]
-            if processes and not done.is_set():
-                rng.choice(processes).kill()
-
-    killer = threading.Thread(target=kill_some)
-    killer.start()
-    try:
-        hear = lambda event: finished.append(event.unit) if event.kind == DONE else None  # noqa: E731
-        run(Workers(3, 1), Loaded(tmp_path), 40, on_event=hear)
-    finally:
-        done.set()
-        killer.join()
-    assert sorted(finished) == list(range(40))
-
-
 # ---- errors ----
 
 
@@ -189,35 +107,16 @@ def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
 
 
 @linux
-@pytest.mark.parametrize("leaves", ["", "ended thread"])
 def test_what_workers_need_is_loaded_once(
-    tmp_path: Path, leaves: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Workers are forked from the process that loaded it, know their threads, and are where the command is."""
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
-    told = values(run(Workers(3, 2), Loaded(tmp_path, leaves), 9))
+    told = values(run(Workers(3, 2), Loaded(tmp_path), 9))
     assert len(list(tmp_path.iterdir())) == 1
     assert len(told) == 9 and len({one["worker"] for one in told}) > 1
     assert all(one["loaded"] == one["parent"] != one["worker"] for one in told)
     assert {(one["threads"], one["cwd"]) for one in told} == {("2", str(elsewhere))}
-
-
-@linux
-def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path: Path) -> None:
-    """Begun early it imports what is expected, does not hear Ctrl-C, and takes stage after stage."""
-    pool = Pool(10**12, ForkServer())
-    pool.expect(["tests.kit.worker_loads", "no_such_module"])
-    (server,) = {process.pid for process in workers_left()}
-    os.kill(server, signal.SIGINT)
-    told = values(run(Workers(2, 1), Loaded(tmp_path), 4, pool=pool))
-    assert {one["parent"] for one in told} == {server}
-    assert psutil.Process(server).children() == []
-    assert sorted(values(run(Workers(2, 1), Work(square), 6, pool=pool))) == [unit**2 for unit in range(6)]
-    assert {process.pid for process in workers_left()} == {server}
-    os.kill(server, signal.SIGKILL)
-    wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    assert sorted(values(run(Workers(2, 1), Work(square), 6, pool=pool))) == [unit**2 for unit in range(6)]
-    pool.close()
 
 
 # ---- memory ----

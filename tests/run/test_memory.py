@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from tests.kit.preprocess_jobs import write_config
 from milldam import memory
 from milldam.errors import ConfigError
 from milldam.memory import Budget, format_size, parse_size
-from milldam.run.budget import Monitor
 from milldam.run.tasks import cores
 
 MB = 10**6
@@ -72,42 +68,38 @@ def test_a_shown_size_can_be_typed_back(size: int) -> None:
 # ---- limits ----
 
 
-def write_group(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-
-
-def test_cgroup_v2_limits_of_every_level_are_found(tmp_path: Path) -> None:
-    """The group's own limit and those above it count, each with what is used and can't be reclaimed."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text("0::/slice/job\n")
-    write_group(root / "slice/job", memory__max="2000\n", memory__stat="anon 500\nfile 900\n")
-    write_group(root / "slice", memory__max="5000\n", memory__stat="file 1\nanon 700\n")
-    write_group(root, memory__stat="anon 1\n")
-    assert sorted(memory._cgroup_limits(proc, root)) == [(2000, 500), (5000, 700)]
-
-
-def test_cgroup_v1_limits_are_found_among_other_controllers(tmp_path: Path) -> None:
-    """The memory controller is found wherever it is listed; its huge default is no limit."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text("9:name=systemd:/x\n4:cpu,memory:/box/job\n1:cpuset:/\n0::/\n")
-    stat = "rss 1\ntotal_rss 300\n"
-    write_group(root / "memory/box/job", memory__limit_in_bytes="1000\n", memory__stat=stat)
-    write_group(root / "memory/box", memory__limit_in_bytes="9223372036854771712\n")
-    assert memory._cgroup_limits(proc, root) == [(1000, 300)]
-
-
 @pytest.mark.parametrize(
-    ("line", "folder", "name"),
-    [("4:memory:/host/box", "memory", "memory__limit_in_bytes"), ("0::/host/box", "", "memory__max")],
+    ("line", "files", "found"),
+    [
+        (
+            "0::/slice/job",
+            {
+                "slice/job/memory.max": "2000",
+                "slice/job/memory.stat": "anon 500\nfile 900",
+                "slice/memory.max": "5000",
+                "slice/memory.stat": "file 1\nanon 700",
+            },
+            [(2000, 500), (5000, 700)],
+        ),
+        (
+            "9:name=systemd:/x\n4:cpu,memory:/box/job\n0::/",
+            {"memory/box/job/memory.limit_in_bytes": "1000", "memory/box/job/memory.stat": "rss 1\ntotal_rss 300"},
+            [(1000, 300)],
+        ),
+        ("4:memory:/host/box", {"memory/memory.limit_in_bytes": "4096"}, [(4096, 0)]),
+        ("0::/host/box", {"memory.max": "4096"}, [(4096, 0)]),
+    ],
 )
-def test_inside_a_container_the_mounted_root_counts(tmp_path: Path, line: str, folder: str, name: str) -> None:
-    """Where the group's path is the host's and not visible, the limit at the root is ours."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text(line + "\n")
-    write_group(root / folder, **{name: "4096\n"})
-    assert memory._cgroup_limits(proc, root) == [(4096, 0)]
+def test_cgroup_limits_are_found(
+    tmp_path: Path, line: str, files: dict[str, str], found: list[tuple[int, int]]
+) -> None:
+    """Of either version, of the group and those above it; in a container, where the group's path is the host's, at the
+    root."""
+    (tmp_path / "proc").write_text(line + "\n")
+    for name, content in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(content + "\n")
+    assert sorted(memory._cgroup_limits(tmp_path / "proc", tmp_path / "cgroup")) == found
 
 
 def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,30 +124,6 @@ def test_the_limits_of_a_slurm_task_count(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")
     monkeypatch.delenv("SLURM_CPUS_ON_NODE")
     assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
-
-
-# ---- use ----
-
-
-def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> None:
-    """The memory of a child is in the peak, and in the timeline."""
-    code = "data = bytearray(b'x') * (80 << 20); print('ready', flush=True); input()"
-    timeline = tmp_path / "memory.csv"
-    with Monitor(timeline, stage="one") as monitor:
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdin is not None and child.stdout is not None
-        child.stdout.readline()
-        monitor.enter_stage("two")
-        child.communicate(b"\n")
-    summary = monitor.use(10**9)
-    assert summary["peak"] >= summary["start"] + (80 << 20)
-    assert summary["final"] < summary["peak"] - (60 << 20)
-    assert list(summary["stages"]) == ["one", "two"]
-    with timeline.open() as file:
-        rows = list(csv.DictReader(file))
-    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes"}
-    assert max(int(row["anonymous_bytes"]) for row in rows) == summary["peak"]
-    assert {row["stage"] for row in rows} == {"one", "two"}
 
 
 # ---- workers within the budget ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.ray_clusters import NODE, two_nodes
-from tests.kit.worker_loads import Work, assigned, deadly, square, values
+from tests.kit.worker_loads import Work, assigned, square, values
 
-from milldam.errors import ConfigError, ResourceError, WorkerError
+from milldam.errors import ConfigError, ResourceError
 from milldam.run import ray_cluster
-from milldam.run.tasks import CRASH, Event, Todo, Workers
+from milldam.run.tasks import Event, Todo, Workers
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,20 +40,6 @@ def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]
     events: list[Event] = []
     pool.run(workers, Todo(task, iter(range(units)), assigned, events.append))
     return events
-
-
-# ---- units ----
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_replaced(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit whose process is killed is tried again; one that kills every time ends the run."""
-    events = run(pool, Work(deadly, tmp_path, 1, 2, signal.SIGKILL, False), 3)
-    assert sorted(values(events)) == [0, 1, 2]
-    assert sum(event.kind == CRASH for event in events) == 2
-    monkeypatch.setattr(ray_cluster, "RETRIES", 1)
-    with pytest.raises(WorkerError, match="Unit 1 lost its worker 2 times"):
-        run(pool, Work(deadly, tmp_path, 1, 99, signal.SIGKILL, False), 2)
 
 
 # ---- what is refused at the start ----

@@ -81,30 +81,6 @@ def pending(records: Records) -> dict[int, int]:
 # ---- plan and records ----
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2, 20, 36])
-def test_a_damaged_line_costs_itself_alone(tmp_path: Path, missing: int) -> None:
-    """Torn anywhere, or zeros, as some file systems leave them after a crash: what is added later is not lost, though
-    a task of an array, which may not mend the file, appends it."""
-    start(tmp_path, units(3))
-
-    def append(*units: int) -> list[int]:
-        with task_of(tmp_path, 0) as task:
-            known = records_of(task)
-            for unit in units:
-                known.add(record(tmp_path, unit))
-            known.close()
-            return [unit for unit, _ in records_of(task).in_plan_order()]
-
-    assert append(0, 1) == [0, 1]
-    (path,) = (tmp_path / "run").glob("records@*")
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) - missing] if missing else data + bytes(30) + b"\n[]\n")
-    survived = append()
-    # With its line end alone missing, a line is whole to whoever reads it.
-    assert survived == ([0, 1] if missing < 2 else [0])
-    assert append(2) == [*survived, 2]
-
-
 def test_a_run_clears_what_an_earlier_one_left(tmp_path: Path) -> None:
     """Half-written files go when it resumes; anew, all that is ours goes, and nothing of anybody else's."""
     start(tmp_path, units(3))

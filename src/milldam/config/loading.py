@@ -146,7 +146,8 @@ def _override(values: Values, text: str) -> None:
     for length, (part, following) in enumerate(pairwise((*path, None)), 1):
         if isinstance(here, list) and part == len(here):
             here.append(None)
-        inside = here.get(part) if isinstance(here, dict) else here[part] if _has(here, part) else here
+        is_item = isinstance(here, list) and part in range(len(here))
+        inside = here.get(part) if isinstance(here, dict) else here[part] if is_item else here
         if inside is here:
             raise ConfigError(f"{text}: {dotted(path[: length - 1])} is {here!r}, where {part} can't be set.")
         if following is None:
@@ -161,7 +162,3 @@ def _override(values: Values, text: str) -> None:
     for old in [old for old in values.lines if old[: len(path)] == path]:
         del values.lines[old]
     values.lines[path] = 0
-
-
-def _has(here: Any, part: Any) -> bool:
-    return isinstance(here, list) and isinstance(part, int) and part < len(here)

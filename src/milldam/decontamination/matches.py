@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +146,7 @@ class Matches:
         return cls(documents=facts["documents"], texts=arrays["texts"].tobytes(), **columns)
 
     def only(self, which: Mask) -> Matches:
-        columns = {name: getattr(self, name)[which] for name in _COLUMNS}
-        return Matches(documents=self.documents, texts=self.texts, **columns)
+        return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def text(self, number: int) -> str | None:
         """The text of the document there, as far as it was kept."""
@@ -209,15 +208,12 @@ def counted_grams(index: Index, units: Iterable[Matches]) -> tuple[Int64s, int]:
 def joined(unit: Matches) -> tuple[Int64s, Int64s, Int64s]:
     """Runs of n-grams that each document has of each passage, none of them twice: where among the matches each run's
     document and passage begin, and its first n-gram and the one behind its last."""
-    if not len(unit.row):
-        empty = np.zeros(0, np.int64)
-        return empty, empty, empty
-    another = np.concatenate(([True], (unit.row[1:] != unit.row[:-1]) | (unit.passage[1:] != unit.passage[:-1])))
+    another = (np.diff(unit.row, prepend=-1) != 0) | (np.diff(unit.passage, prepend=-1) != 0)
     group = np.cumsum(another) - 1
     # How far the matches before reach, in the same document and passage: n-grams of a passage lie below the next one's.
-    shift = group * (int(unit.stop.max()) + 1)
+    shift = group * (int(unit.stop.max(initial=0)) + 1)
     reached = np.maximum.accumulate(unit.stop + shift)
-    before = np.concatenate(([-1], reached[:-1]))
+    before = np.concatenate(([-1], reached))[:-1]
     first = np.maximum(unit.first + shift, before)
     stop = unit.stop + shift
     new = first < stop

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from milldam.dedup.drops import EVALUATION, EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import (
+    Bools,
     Hashes,
     Int64s,
     KeyLayout,
@@ -34,7 +35,7 @@ from milldam.dedup.keys import (
     new_mapped,
     work_folder,
 )
-from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, mix
+from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, mix
 from milldam.files import NewFile
 from milldam.prefetch import in_threads
 from milldam.rules import NearRules
@@ -51,7 +52,6 @@ _MOST_VALUES = 2048
 _MARKED_AT_ONCE = 1 << 23
 RANKS, POSITIONS = "ranks.bin", "positions.bin"
 """Files of `preferred.rank`: the rank of each position, and the position of each rank."""
-Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
 
@@ -129,9 +129,8 @@ def least_matches(rules: NearRules) -> int:
 
 def find_pairs(work: NearWork, step: int) -> int:
     """Write the pairs of ranks that share a bucket of some band of this step; how many there are."""
-    bands = range(step * _BANDS_AT_ONCE, min((step + 1) * _BANDS_AT_ONCE, work.rules.bands))
     with work_folder(work.folder / f"near-work-{step}") as folder:
-        return _Search(work, folder).find_pairs(bands, step)
+        return _Search(work, folder).find_pairs(step)
 
 
 def pair_files(folder: Path) -> list[Path]:
@@ -156,9 +155,9 @@ class _Search:
         self._layout, self._signatures = self._documents.layout, self._documents.signatures
         self._marks = new_mapped(folder / "marks", np.bool_, self._documents.count)
 
-    def find_pairs(self, bands: range, step: int) -> int:
-        """The pairs of some bands that are worth a look, each once and in order; and a bit for each of their
-        documents."""
+    def find_pairs(self, step: int) -> int:
+        """The pairs that are worth a look, each once and in order; and a bit for each of their documents."""
+        bands = range(step * _BANDS_AT_ONCE, min((step + 1) * _BANDS_AT_ONCE, self._work.rules.bands))
         count = 0
         with NewFile(self._work.folder / f"pairs-{step:03d}.keys") as new:
             pairs = self._bucket_pairs(bands)
@@ -186,11 +185,27 @@ class _Search:
         return pairs
 
     def _band_keys(self, bands: range) -> list[SortedKeys]:
-        """The keys of some bands, from one pass over the signatures."""
+        """The keys of some bands, from one pass over the signatures, of documents that have words and are not dropped
+        already."""
         run_keys = min(self._work.share(32 * len(bands)), _RUN_KEYS)
         keys = [SortedKeys(self._folder / f"band-{k}", run_keys) for k in bands]
         rows = self._work.rules.rows
-        for positions, signatures in self._taking_part():
+        dropped: Bools | None = None
+        """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
+        for path in drop_files(self._work.folder, EXACT, EVALUATION):
+            if dropped is None:
+                dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
+            for drops in drops_in(path):
+                dropped[self._signatures.positions(*unit_and_row(drops["place"]))] = True
+        at_once = min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
+        for base, signatures in self._signatures.blocks(at_once):
+            # Only rows without words hold this value at all.
+            part = signatures[:, 0] != NO_WORDS
+            if dropped is not None:
+                part &= ~dropped[base : base + len(part)]
+            if not part.all():
+                signatures = signatures[part]
+            positions = np.flatnonzero(part) + base
             if self._work.mark_all:
                 self._marks[positions] = True
             ranks = self._documents.ranks(positions)
@@ -200,24 +215,6 @@ class _Search:
         for sorted_keys in keys:
             sorted_keys.flush()
         return keys
-
-    def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
-        """(positions, signatures) of the documents that have words and are not dropped already."""
-        dropped: Bools | None = None
-        """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
-        for path in drop_files(self._work.folder, EXACT, EVALUATION):
-            if dropped is None:
-                dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
-            for drops in drops_in(path):
-                dropped[self._signatures.positions(*unit_and_row(drops["place"]))] = True
-        rows = min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
-        for base, signatures in self._signatures.blocks(rows):
-            # Only rows without words hold this value at all.
-            part = signatures[:, 0] != NO_WORDS
-            if dropped is not None:
-                part &= ~dropped[base : base + len(part)]
-            positions = np.flatnonzero(part)
-            yield positions + base, signatures if part.all() else signatures[positions]
 
     def _worth_a_look(self, keys: Hashes) -> Hashes:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.keys import mapped
+from milldam.dedup.keys import Int64s, mapped
 from milldam.files import NewFile
 from milldam.text.arrays import Verdicts
 
@@ -38,7 +38,6 @@ _REASONS = {EXACT: DUPLICATE, NEAR: NEAR_DUPLICATE, EVALUATION: CONTAMINATED}
 _DROP = np.dtype([("place", "<i8"), ("of", "<i8"), ("similarity", "<u2")])
 _AT_ONCE = 1 << 16
 
-Int64s = npt.NDArray[np.int64]
 Drops = npt.NDArray[np.void]
 
 
@@ -112,7 +111,6 @@ class DropWriter:
 class Original:
     """The document that a dropped one duplicates."""
 
-    reason: str
     unit: int | None = None
     row: int | None = None
     """The document that is kept; None when another run has it, or when the way can't tell."""
@@ -145,15 +143,13 @@ class DropSet:
 
     def of(self, row: int) -> Original | None:
         """The document that a dropped one duplicates; None for one that is kept."""
-        for reason, table in self._files:
+        for _, table in self._files:
             for drop in self._between(table, row, row + 1):
                 of, similarity = int(drop["of"]), int(drop["similarity"])
-                if of >= 0:
-                    unit, kept = (int(number) for number in unit_and_row(drop["of"]))
-                    return Original(reason, unit, kept, similarity=similarity)
-                if of == UNKNOWN:
-                    return Original(reason)
-                return Original(SEEN_BEFORE, indexed_run=-1 - of, similarity=similarity)
+                if of < 0:
+                    return Original(indexed_run=None if of == UNKNOWN else -1 - of, similarity=similarity)
+                unit, kept = (int(number) for number in unit_and_row(drop["of"]))
+                return Original(unit, kept, similarity=similarity)
         return None
 
     def _between(self, table: Drops, first_row: int, stop_row: int) -> Drops:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,8 +75,13 @@ def resolve_exact(
             with explain_os_errors(path):
                 path.write_bytes(np.stack((position[order], first[order])).tobytes())
 
-        grouping = partial(each_range, sources, memory_bytes, threads, partition=partition, partitions=partitions)
-        for count, some in grouping(_sizes, add):
+        def documents_by_size(table: Words) -> tuple[int, Positions]:
+            """How many there are, and how many hashes have one, two or three, four to seven, ... of them."""
+            each = table[3][table[3] > 0]
+            return int(each.sum()), np.bincount(np.frexp(each)[1] - 1, minlength=64)
+
+        cut = {"partition": partition, "partitions": partitions}
+        for count, some in each_range(sources, memory_bytes, threads, documents_by_size, add, **cut):
             documents, sizes = documents + count, sizes + some
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
             for position, first in _merged_runs(work):
@@ -88,12 +92,6 @@ def resolve_exact(
     clusters = {1 << k: count for k, count in enumerate(sizes.tolist()) if count}
     found = {"documents": documents, "distinct": sum(clusters.values()), "dropped": writer.dropped}
     return found | {"seen_before": seen, "clusters": clusters}
-
-
-def _sizes(table: Words) -> tuple[int, Positions]:
-    """How many documents there are, and how many hashes have one, two or three, four to seven, ... of them."""
-    sizes = table[3][table[3] > 0]
-    return int(sizes.sum()), np.bincount(np.frexp(sizes)[1] - 1, minlength=64)
 
 
 def _merged_runs(folder: Path) -> Iterator[tuple[Positions, Positions]]:

@@ -18,15 +18,12 @@ without the run that is being replaced, and the next commit clears up.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -104,23 +101,30 @@ class DedupIndex:
 
     def runs(self) -> list[IndexedRun]:
         """The runs in the index, the oldest first."""
-        found = (_read_run(path) for path in self.folder.glob("*.json"))
-        return sorted((run for run in found if run is not None), key=lambda run: (run.created, run.id))
+        found = []
+        for path in self.folder.glob("*.json"):
+            try:
+                found.append(IndexedRun(**json.loads(path.read_bytes())))
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except (ValueError, TypeError):
+                raise StoreError(
+                    f"{path}: not the record of a run. Remove it if the folder is a dedup index."
+                ) from None
+        return sorted(found, key=lambda run: (run.created, run.id))
 
     def others(self, excluding_id: str, excluding_out: str) -> list[IndexedRun]:
         """All runs but one, and but the one that wrote to the same folder before."""
         others = [run for run in self.runs() if run.id != excluding_id and run.out != excluding_out]
         for run in others:
+            differing = ""
             if run.normalize != self._normalize:
-                raise ConfigError(
-                    f"{self.folder}: the run {run.id} in this index has dedup.normalize: {str(run.normalize).lower()}; "
-                    "hashes of the two kinds can't be compared. Use another index, or the same setting."
-                )
-            if self._near is not None and run.near is not None and _rules_of(run.near) != self._near:
-                raise ConfigError(
-                    f"{self.folder}: the run {run.id} in this index has dedup.near: {_rules_of(run.near)}; "
-                    "its signatures can't be compared with others. Use another index, or the same settings."
-                )
+                differing = f"normalize: {str(run.normalize).lower()}"
+            elif self._near is not None and run.near is not None and _rules_of(run.near) != self._near:
+                differing = f"near: {_rules_of(run.near)}"
+            if differing:
+                message = f"the run {run.id} in this index has dedup.{differing}, and can't be compared with this one"
+                raise ConfigError(f"{self.folder}: {message}. Use another index, or the same settings.")
         return others
 
     def require_whole(self, run_id: str, out: str) -> None:
@@ -150,16 +154,14 @@ class DedupIndex:
             has_size(folder / name, size) for run in pinned["runs"] for name, size in run["files"].items()
         )
         if state is not None:
-            fresh = pinned is None or not whole or (pinned["index"], pinned["state"]) != (self.place, state)
+            fresh = not whole or pinned is None or (pinned["index"], pinned["state"]) != (self.place, state)
         if fresh:
             with self._locked(), explain_os_errors(folder):
                 remove_matching(folder, "index-*.hashes", "*-index-*")
                 runs = self.others(run_id, out)
                 if state not in (None, _state_of(runs)):
-                    message = (
-                        f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
-                    )
-                    raise StoreError(message, Setting("overwrite", True), ".")
+                    message = f"dedup.index: {self.folder} is no longer as it was when the run was planned."
+                    raise StoreError(f"{message} Start over with ", Setting("overwrite", True), ".")
                 linked = [{"id": run.id, "files": self._link(run, k, folder)} for k, run in enumerate(runs)]
                 pinned = {"index": self.place, "state": _state_of(runs), "runs": linked}
                 write_sealed(record, pinned)
@@ -199,14 +201,18 @@ class DedupIndex:
         these has is left to it, but for what documents of units below `exempt_below` have: they stay. `memory_bytes`:
         what this call may add to the process.
         """
-        _check_id(run_id)
         sources = sources_of(fingerprints)
         own = [one for one in sources if one[1] >= 0]
         sources.sort(key=lambda source: not 0 <= source[1] < exempt_below)  # what stays comes first
         with self._locked():
             remove_temporaries(self.folder)
-            with NewFile(self._hash_file(run_id)) as new:
-                _write_hashes(new, each_range(sources, memory_bytes, threads, _own, lambda *_: None))
+            with NewFile(self.folder / f"{run_id}{_HASHES}") as new:
+
+                def first_in_run(table: Words) -> Words:
+                    """(2, hashes): those that no earlier run has."""
+                    return table[:2, table[2].view(np.int64) >= 0]
+
+                _write_hashes(new, each_range(sources, memory_bytes, threads, first_in_run, lambda *_: None))
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
@@ -222,11 +228,11 @@ class DedupIndex:
 
     def remove(self, run_id: str) -> None:
         """Forget a run: what only it has seen is new again."""
-        _check_id(run_id)
         with self._locked():
-            if not self._record(run_id).exists():
-                known = ", ".join(run.id for run in self.runs()) or "none"
-                raise ConfigError(f'{self.folder}: no run "{run_id}" in this index. It has: {known}.')
+            known = [run.id for run in self.runs()]
+            if run_id not in known:
+                has = ", ".join(known) or "none"
+                raise ConfigError(f'{self.folder}: no run "{run_id}" in this index. It has: {has}.')
             self._record(run_id).unlink()
             self._remove_orphans()
 
@@ -260,12 +266,10 @@ class DedupIndex:
             files = signatures.commit(), *sketches.commit(durable=True).values()
         return near | {"bytes": sum(int(file["bytes"]) for file in files)}
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> FileLock:
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "lock"):
-            yield
+        return FileLock(self.folder / "lock")
 
     def _remove_orphans(self) -> None:
         """Files without a record: of runs that were replaced or removed, or killed while they committed."""
@@ -275,7 +279,7 @@ class DedupIndex:
 
     def check(self, run: IndexedRun) -> None:
         """Raise StoreError when the files of a run are not there, or not as large as they were."""
-        path = self._hash_file(run.id)
+        path = self.folder / f"{run.id}{_HASHES}"
         near = (self.folder / f"{run.id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS))
         held = sum(one.stat().st_size for one in near if one.exists()) if run.near is not None else 0
         if not has_size(path, run.bytes) or (run.near is not None and held != run.near["bytes"]):
@@ -284,16 +288,8 @@ class DedupIndex:
                 f"Remove the run with `milldam dedup-index {self.folder} --remove {run.id}`."
             )
 
-    def _hash_file(self, run_id: str) -> Path:
-        return self.folder / f"{run_id}{_HASHES}"
-
     def _record(self, run_id: str) -> Path:
         return self.folder / f"{run_id}.json"
-
-
-def _own(table: Words) -> Words:
-    """Of hashes, each once, those that a document of the run has first: (2, hashes)."""
-    return table[:2, table[2].view(np.int64) >= 0]
 
 
 def _write_hashes(new: NewFile, ranges: Iterator[Words]) -> None:
@@ -317,22 +313,6 @@ def pinned_names(number: int) -> dict[str, str]:
 
 def _state_of(runs: Sequence[IndexedRun]) -> str:
     return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
-
-
-def _read_run(path: Path) -> IndexedRun | None:
-    """None when it was removed meanwhile."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        return IndexedRun(**record)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        raise StoreError(f"{path}: not the record of a run. Remove it if the folder is a dedup index.") from None
-
-
-def _check_id(run_id: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", run_id):
-        raise ConfigError(f'"{run_id}" can\'t be the id of a run: it names a file. Use letters, digits, "-" and "_".')
 
 
 # ---- documents that the index holds, found while they are read ----
@@ -363,7 +343,7 @@ class SeenBefore:
     def of(self, row: int) -> Original | None:
         """The run that holds the document of a row, of the last batch."""
         run = self._runs.get(row)
-        return None if run is None else Original(SEEN_BEFORE, indexed_run=run)
+        return None if run is None else Original(indexed_run=run)
 
 
 def _held_by(run: Hashes, hi: Words, lo: Words) -> Mask:

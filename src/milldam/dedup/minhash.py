@@ -187,8 +187,13 @@ class SignatureFiles:
         rows, one, other = np.empty((len(positions), self.size), np.uint8), where[: len(first)], where[len(first) :]
         stops = np.searchsorted(positions, self.bases).tolist()
         for file, (start, stop) in enumerate(pairwise(stops)):
-            if stop > start:
-                rows[start:stop] = self._rows_of(file, positions[start:stop] - self.bases[file])
+            # Few and far between, rows are asked for one by one: reading ahead would read the whole file for them.
+            few = (stop - start) * _FAR < self.bases[file + 1] - self.bases[file]
+            for at in range(start, stop, _ROWS_AT_ONCE):
+                part = positions[at : min(stop, at + _ROWS_AT_ONCE)] - self.bases[file]
+                wanted = (part * self.size, (part + 1) * self.size) if few else None
+                table = mapped(self._paths[file], np.uint8, wanted=wanted).reshape(-1, self.size)
+                rows[at : at + len(part)] = table[part]
         equal = np.empty(len(first), np.int64)
         kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64)(rows, self.size, one, other, equal)
         return equal
@@ -206,14 +211,3 @@ class SignatureFiles:
     def before(self, unit: int) -> int:
         """How many documents there are before the first of a unit."""
         return int(self.bases[np.searchsorted(self.units, unit)])
-
-    def _rows_of(self, file: int, rows: Int64s) -> Signatures:
-        # Few and far between, they are asked for one by one: reading ahead would read the whole file for them.
-        few = len(rows) * _FAR < self.bases[file + 1] - self.bases[file]
-        found = np.empty((len(rows), self.size), np.uint8)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = rows[start : start + _ROWS_AT_ONCE]
-            wanted = (part * self.size, (part + 1) * self.size) if few else None
-            table = mapped(self._paths[file], np.uint8, wanted=wanted).reshape(-1, self.size)
-            found[start : start + _ROWS_AT_ONCE] = table[part]
-        return found

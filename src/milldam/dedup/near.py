@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.candidates import Documents, NearWork, Pairs, bucket_pairs, pair_files
+from milldam.dedup.candidates import Documents, NearWork, bucket_pairs, pair_files
 from milldam.dedup.drops import NEAR, DropWriter, drop_file_name, place_of
 from milldam.dedup.keys import (
     Hashes,
@@ -196,6 +196,18 @@ class _Decision:
     def _edges(self, make: Callable[[Ranked], T]) -> Iterator[T]:
         """What is made of (first, second, similarity) of edges, by the second, in blocks with all that each has."""
 
+        def blocks() -> Iterator[tuple[list[Edges], Slices]]:
+            """Runs and the parts of these that lie in one range: verified ones, a file after the other, and with each
+            what rounds have added between its documents."""
+            together, added = self._layout.together, _read_edges(self._folder)
+            files = [one for one in _read_edges(self._work.folder) if len(one.keys)]
+            starts = [int(one.keys[0]) // together * together for one in files[1:]]
+            for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
+                runs = [one, *(more.between(low, high) for more in added)]
+                keys = [run.keys for run in runs]
+                for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
+                    yield runs, parts
+
         def read(block: tuple[list[Edges], Slices]) -> T:
             runs, parts = block
             keys = np.concatenate([runs[number].keys[part] for number, part in parts])
@@ -205,26 +217,23 @@ class _Decision:
                 keys, similarities = keys[order], similarities[order]
             return make((*self._layout.pairs(keys), similarities))
 
-        return in_threads(read, self._edge_blocks(), self._work.threads)
-
-    def _edge_blocks(self) -> Iterator[tuple[list[Edges], Slices]]:
-        """Runs and the parts of these that lie in one range: verified ones, a file after the other, and with each what
-        rounds have added between its documents."""
-        together, added = self._layout.together, _read_edges(self._folder)
-        files = [one for one in _read_edges(self._work.folder) if len(one.keys)]
-        starts = [int(one.keys[0]) // together * together for one in files[1:]]
-        for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
-            runs = [one, *(more.between(low, high) for more in added)]
-            keys = [run.keys for run in runs]
-            for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
-                yield runs, parts
+        return in_threads(read, blocks(), self._work.threads)
 
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
         share, layout, threads = self._work.share, self._layout, self._work.threads
         stars, pairs = (SortedKeys(self._folder / name, share(96)) for name in ("stars", "pairs"))
-        for centre, stays in self._edges(self._stars):
-            stars.add(layout.of_pairs(stays, centre))
+
+        def stars_of(edges: Ranked) -> Hashes:
+            """(dropped, stays) of the edges between such."""
+            first, second, _ = edges
+            dropped, other = self._dropped[first], self._dropped[second]
+            earlier, later = ~dropped & other, dropped & ~other
+            stays = np.append(first[earlier], second[later])
+            return layout.of_pairs(stays, np.append(second[earlier], first[later]))
+
+        for keys in self._edges(stars_of):
+            stars.add(keys)
         for found in bucket_pairs(stars.blocks(share(400)), layout, leader=number, threads=threads):
             for first, second in found:
                 new = second >= self._documents.exempt
@@ -239,13 +248,6 @@ class _Decision:
         stars.remove()
         pairs.remove()
         return compared, alike
-
-    def _stars(self, edges: Ranked) -> Pairs:
-        """(dropped, stays) of the edges between such."""
-        first, second, _ = edges
-        dropped, other = self._dropped[first], self._dropped[second]
-        earlier, later = ~dropped & other, dropped & ~other
-        return np.append(second[earlier], first[later]), np.append(first[earlier], second[later])
 
     def _write_drops(self, compared: int) -> NearResolved:
         documents, verified = self._documents, 0

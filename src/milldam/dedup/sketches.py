@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import Hashes, Int64s, begins, mapped, numbered
+from milldam.dedup.keys import Bools, Hashes, Int64s, begins, mapped, numbered
 from milldam.dedup.minhash import (
     SLICE_BYTES,
     TEXTS,
@@ -40,7 +40,6 @@ from milldam.native import kernel
 
 MOST = 1 << 14
 Values = npt.NDArray[np.uint32]
-Bools = npt.NDArray[np.bool_]
 _CUT = np.uint64(1 << 63)
 _SCATTERED = 8
 """When less than this part of a file is wanted, what lies between is not read."""
@@ -124,14 +123,11 @@ class SketchFiles:
             before = int(taken[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(taken, before + memory_bytes, side="right")))
             some, chosen = numbered(np.concatenate((one[start:stop], other[start:stop])))
-            yield compare_sets(*self._read(positions[some]), chosen[: stop - start], chosen[stop - start :])
+            spans = list(self._spans(positions[some]))
+            values = np.concatenate([each.read(path) for path, each in spans])
+            sizes, cut = (np.concatenate([getattr(each, name) for _, each in spans]) for name in ("counts", "cut"))
+            yield compare_sets(values, sizes, cut, chosen[: stop - start], chosen[stop - start :])
             start = stop
-
-    def _read(self, positions: Int64s) -> tuple[Values, Int64s, Bools]:
-        """The sketches at some positions, which are in order: hashes end to end, how many, whether there were more."""
-        spans = list(self._spans(positions))
-        values = np.concatenate([one.read(path) for path, one in spans])
-        return values, np.concatenate([one.counts for _, one in spans]), np.concatenate([one.cut for _, one in spans])
 
     def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
         """Where the hashes of documents are, file by file."""

@@ -117,18 +117,6 @@ def _chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
 # ---- what stays, and where splits end ----
 
 
-def _capped(out: Path, staged: Staged, room: int) -> tuple[Staged, int]:
-    """The part of a shard that stays when its dataset has `room` tokens left, and the room after it."""
-    for chunk in _chunks(out, staged):
-        ends = np.cumsum(chunk.lengths)
-        if ends[-1] > room:
-            whole = int(np.searchsorted(ends, room, side="right"))
-            rest = room - (int(ends[whole - 1]) if whole else 0)
-            return replace(staged, kept=chunk.first + whole + bool(rest), last=rest or None), 0
-        room -= int(ends[-1])
-    return staged, room
-
-
 def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[str, int]) -> list[Boundary]:
     """The last document of each split. `shards`: gives the staged shards that splits are taken from, each time anew."""
     histogram = np.zeros(_BUCKETS, dtype=np.int64)
@@ -203,11 +191,18 @@ def _limited(config: Config, folder: RunFolder, staged: Records) -> Iterator[Sta
     """The staged shards in plan order, each with what its dataset's limit leaves of it."""
     rooms = {k: one.max_tokens for k, one in enumerate(config.sources) if one.max_tokens is not None}
     for unit, record in staged.in_plan_order():
-        if record.facts["shards"]:
-            one = Staged(unit, record, record.facts["shards"][0]["documents"])
-            if one.dataset in rooms:
-                one, rooms[one.dataset] = _capped(folder.out, one, rooms[one.dataset])
-            yield one
+        if not record.facts["shards"]:
+            continue
+        one = Staged(unit, record, record.facts["shards"][0]["documents"])
+        for chunk in _chunks(folder.out, one) if one.dataset in rooms else ():
+            ends, room = np.cumsum(chunk.lengths), rooms[one.dataset]
+            rooms[one.dataset] = max(0, room - int(ends[-1]))
+            if ends[-1] > room:
+                whole = int(np.searchsorted(ends, room, side="right"))
+                rest = room - (int(ends[whole - 1]) if whole else 0)
+                one = replace(one, kept=chunk.first + whole + bool(rest), last=rest or None)
+                break
+        yield one
 
 
 # ---- in a worker ----
@@ -236,24 +231,21 @@ class Arranging:
         with SplitShards(self.out, assigned.key, self.splits, self.dtype) as made:
             tokens = np.memmap(self.out / f"{staged.shard['name']}.bin", dtype=self.dtype, mode="r")
             for chunk in _chunks(self.out, staged):
-                equal += self._copy(made, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
-                progress.add(documents=len(chunk.lengths))
+                ids = tokens[chunk.start : chunk.start + int(chunk.lengths.sum())]
+                splits, lengths = self._destinations(staged, chunk)
+                if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
+                    place = np.arange(len(ids)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
+                    ids = ids[place < np.repeat(lengths, chunk.lengths)]
+                kept = lengths > 0
+                if kept.any():
+                    made.add(Batch(None, ids=ids, lengths=lengths[kept], splits=splits[kept], facts=chunk.facts[kept]))
+                equal += len(kept) - int(np.count_nonzero(kept))
+                progress.add(documents=len(kept))
             shards, files, _ = made.commit()
         lost = {reason: count for reason, count in ((OVER_MAX_TOKENS, beyond), (EQUAL_TO_CUT, equal)) if count}
         before = staged.record.facts
         facts = before | {"shards": shards, "dropped": before["dropped"] | ({ARRANGE: lost} if lost else {})}
         yield Record(assigned.key, outputs=files, facts=facts)
-
-    def _copy(self, shards: SplitShards, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
-        """Put the documents where they belong; how many were left out."""
-        splits, lengths = self._destinations(staged, chunk)
-        if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
-            place = np.arange(len(tokens)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
-            tokens = tokens[place < np.repeat(lengths, chunk.lengths)]
-        kept = lengths > 0
-        if kept.any():
-            shards.add(Batch(None, ids=tokens, lengths=lengths[kept], splits=splits[kept], facts=chunk.facts[kept]))
-        return len(lengths) - int(np.count_nonzero(kept))
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
         """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""

@@ -63,7 +63,7 @@ from milldam.pipeline.documents import print_path, recorded_place
 from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
 from milldam.pipeline.fitting import Fitting, keeps_texts
 from milldam.pipeline.preparing import Prepared
-from milldam.rules import DedupRules, EvaluationSet
+from milldam.rules import DedupRules, EvaluationSet, NearRules
 from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records, forget_records, read_records, sweep
@@ -100,80 +100,65 @@ class Resolving:
     stage: str
     steps: int
     out: Path
-    folder: Path
-    """Of drop files, and of what the first pass left, by the numbers of units."""
-    rules: DedupRules
-    exempt_below: int
-    """Documents of the units before this one are never dropped."""
+    work: NearWork
+    """Its folder has drop files, and what the first pass left, by the numbers of units; its memory is the most that a
+    process that does it may take."""
     evaluation: Path | None
     """The index of the evaluation sets."""
     sets: tuple[EvaluationSet, ...]
     compared: int
     """Pairs that were verified before this stage."""
-    memory_bytes: int
-    """The most that a process that does it may take."""
-    threads: int
 
     def load(self) -> Make:
         return self._make
 
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
-        stage, number, folder, facts = self.stage, assigned.unit, self.folder, dict[str, Any]()
+        # What this process holds already counts too.
+        work = replace(self.work, memory_bytes=self.work.memory_bytes - held_bytes())
+        stage, number, folder, facts = self.stage, assigned.unit, work.folder, dict[str, Any]()
         if stage == GROUP:
-            room = self.memory_bytes - held_bytes()  # what this process holds already counts too
-            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "memory_bytes": room, "threads": self.threads}
+            limits = {name: getattr(work, name) for name in ("exempt_below", "memory_bytes", "threads")}
             names, facts = [drop_file_name(EXACT, number)], resolve_exact(folder, number, self.steps, **limits)
         elif stage == DECONTAMINATE:
             names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
         elif stage == RANK:
-            rank(self.work())
+            rank(work)
             names = ["ranks.bin", "positions.bin"]
         elif stage == NEAR:
             names = [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"]
-            facts = {"pairs": find_pairs(self.work(), number)}
+            facts = {"pairs": find_pairs(work, number)}
         elif stage == VERIFY:
-            names, facts = [f"edges-{number:05d}.*"], {"pairs": verify_pairs(self.work(), number, self.steps)}
+            names, facts = [f"edges-{number:05d}.*"], {"pairs": verify_pairs(work, number, self.steps)}
         else:
-            names, facts = ["drops-near-*.bin"], decide(self.work(), self.compared)
+            names, facts = ["drops-near-*.bin"], decide(work, self.compared)
         below, paths = folder.relative_to(self.out), (path for name in names for path in sorted(folder.glob(name)))
         yield Record(assigned.key, files={f"{below}/{path.name}": record_of(path) for path in paths}, facts=facts)
 
     def _decontaminate(self, number: int) -> dict[str, Any]:
         assert self.evaluation is not None
+        folder = self.work.folder
 
         def matches() -> Iterator[tuple[int, Matches]]:
             """Of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
-            for path in sorted(self.folder.glob("matches-*.bin")):
+            for path in sorted(folder.glob("matches-*.bin")):
                 unit, found = int(path.stem.rpartition("-")[2]), Matches.read(path)
                 if len(found.row):
-                    dropped = DropSet(self.folder, unit, (EXACT,))
+                    dropped = DropSet(folder, unit, (EXACT,))
                     gone = [row for row in np.unique(found.row).tolist() if dropped.of(row) is not None]
                     found = found.only(~np.isin(found.row, gone))
                 yield unit, found
 
-        with DropWriter(self.folder / drop_file_name(EVALUATION, number)) as writer:
+        with DropWriter(folder / drop_file_name(EVALUATION, number)) as writer:
             figures = deciding.decide(
                 Index(self.evaluation),
                 self.sets,
                 matches,
-                lambda unit, row: recorded_place(self.folder, unit, row),
+                lambda unit, row: recorded_place(folder, unit, row),
                 lambda unit, rows: writer.add(place_of(unit, np.array(rows)), np.full(len(rows), UNKNOWN)),
-                self.folder / FINDINGS,
+                folder / FINDINGS,
             )
             writer.commit()
         return figures
-
-    def work(self) -> NearWork:
-        """The settings of the steps of near-dedup."""
-        assert self.rules.near is not None
-        return NearWork(
-            folder=self.folder,
-            rules=self.rules.near,
-            exempt_below=self.exempt_below,
-            memory_bytes=self.memory_bytes - held_bytes(),
-            mark_all=self.rules.index is not None,
-            threads=self.threads,
-        )
 
 
 class Deduplication:
@@ -258,7 +243,7 @@ class Deduplication:
             corpus = int(self.folder.name.rpartition("-")[2], 16)
             records = Records(folder, f"{SHINGLE}.jsonl", mixed_keys(self.keys, corpus))
             rules = self._prepared.sets, self._config.clean_rules, self._config.filters
-            load = Shingling(folder.out, *rules, self._resolving(SHINGLE).work(), judges.threads)
+            load = Shingling(folder.out, *rules, self._work(), judges.threads)
             yield from self._read(SHINGLE, load, records, judges, rows)
             verified = yield from self._resolve(VERIFY)
             compared = sum(record.facts["pairs"] for _, record in verified.in_plan_order())
@@ -286,42 +271,38 @@ class Deduplication:
         keys = keys_of([self.folder.name, name, step] for step in range(self._counts[name]))
         return Records(folder, f"{name}.jsonl", keys)
 
-    def _resolving(self, name: str, compared: int = 0) -> Resolving:
-        return Resolving(
-            stage=name,
-            steps=self._counts[name],
-            out=self._session.folder.out,
+    def _work(self) -> NearWork:
+        return NearWork(
             folder=self.folder,
-            rules=self._rules,
+            rules=self._rules.near or NearRules(),
             exempt_below=self._exempt_below,
-            evaluation=self._evaluation,
-            sets=self._config.decontaminate,
-            compared=compared,
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
+            mark_all=self._rules.index is not None,
             threads=self._cores,
         )
 
     def _resolve(self, name: str, compared: int = 0) -> Generator[Stage, None, Records]:
         """Runs the steps of a stage that are left: here where there is little to do, else those of near-dedup by all
         workers that fit."""
-        records, load, count = self._records_of(name), self._resolving(name, compared), 1
+        records, work, steps, count = self._records_of(name), self._work(), self._counts[name], 1
         todo = list(records.pending())
         if not todo:
             return records
         if name == GROUP:
-            few = count_hashes(sources_of(self.folder)) <= FEW_HASHES
-            small = few and load.steps == 1
+            small = steps == 1 and count_hashes(sources_of(self.folder)) <= FEW_HASHES
         elif name == DECONTAMINATE:
-            files = [*self.folder.glob("matches-*.bin"), *([load.evaluation] if load.evaluation else [])]
+            files = [*self.folder.glob("matches-*.bin"), *([self._evaluation] if self._evaluation else [])]
             small = sum(path.stat().st_size for path in files) <= FEW_BYTES
-        elif small := Documents(load.work()).count <= FEW_DOCUMENTS:
+        elif small := Documents(work).count <= FEW_DOCUMENTS:
             most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
-            load = replace(load, memory_bytes=most, threads=1)
+            work = replace(work, memory_bytes=most, threads=1)
         else:
-            count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
+            count = max(1, min(self._cores, len(todo), work.memory_bytes // NEAR_WORKER_BYTES))
             threads = self._cores if name == DECIDE else 1
-            load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
-        workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)
+            work = replace(work, memory_bytes=work.memory_bytes // count, threads=threads)
+        out, sets = self._session.folder.out, self._config.decontaminate
+        load = Resolving(name, steps, out, work, self._evaluation, sets, compared)
+        workers = Workers(count, work.threads, apart=count == 1 and not small, here=small)
         # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
         yield Stage(name, load, records, workers=workers, todo=todo[::-1] if name == VERIFY else todo)
         return records

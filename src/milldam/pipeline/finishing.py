@@ -106,29 +106,7 @@ def finish(
         run.enter("finish")
     # Before the manifest: what it tells can't be found out again once the folder is a store.
     summary = _summary(folder.out, manifest)
-    near = {} if dedup is None else dedup.near
-    if dedup is not None and config.dedup_rules is not None and config.dedup_rules.near is not None and "shown" in near:
-        from milldam.pipeline.near_examples import near_examples
-
-        examples = near_examples(near, dedup.folder)
-        near = {name: one for name, one in near.items() if name != "shown"} | examples
-    warnings = [*summary.warnings, *near.get("warnings", ())]
-    if counts["not_judged"] and (config.filters.on_text or config.dedup_rules or config.index_rules):
-        many = counted(counts["not_judged"], "text file")
-        warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
-    empty = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation else [])]
-    splits = {name: {"documents": 0, "tokens": 0} for name in empty} | summary.facts["splits"]
-    facts: TextFacts = {
-        "splits": {name: splits[name] for name in dict.fromkeys([*summary.facts["splits"], *empty])},
-        "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
-        "dedup": {} if dedup is None else dedup.exact,
-        "near": near,
-        # Storage options may hold secrets.
-        "config": _plain({name: value for name, value in asdict(config).items() if name != "storage_options"}),
-        "exact_documents": counts["exact_documents"],
-    }
-    if dedup is not None and dedup.contamination is not None:
-        facts["contamination"] = dedup.contamination
+    facts, warnings = _facts_of_run(config, made, counts, summary)
 
     def write(summary: TextSummary, facts: TextFacts) -> TextSummary:
         """The summary with more facts, and time and memory as they are now, written down."""
@@ -138,7 +116,7 @@ def finish(
 
     summary = replace(summary, job="preprocess" if report else "tokenize", up_to_date=False, changed=plan.changes)
     summary = replace(summary, units=plan.units, reused=records.reused, workers=plan.workers)
-    summary = write(replace(summary, warnings=tuple(warnings)), facts)
+    summary = write(replace(summary, warnings=(*summary.warnings, *warnings)), facts)
     manifest.write(folder.out)
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
@@ -196,6 +174,37 @@ def _gather(
     if damage.files:
         run.observer.warn(str(damage))
     return manifest, counts
+
+
+def _facts_of_run(
+    config: Config, made: Made, counts: Counter[str], summary: TextSummary
+) -> tuple[TextFacts, list[str]]:
+    """Facts that only the run knows, and warnings."""
+    records, dedup, warnings = made.records, made.dedup, list[str]()
+    near = {} if dedup is None else dedup.near
+    if dedup is not None and "shown" in near:
+        from milldam.pipeline.near_examples import near_examples
+
+        examples = near_examples(near, dedup.folder)
+        near = {name: one for name, one in near.items() if name != "shown"} | examples
+        warnings += near.get("warnings", ())
+    if counts["not_judged"] and (config.filters.on_text or config.dedup_rules or config.index_rules):
+        many = counted(counts["not_judged"], "text file")
+        warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
+    empty = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation else [])]
+    splits = {name: {"documents": 0, "tokens": 0} for name in empty} | summary.facts["splits"]
+    facts: TextFacts = {
+        "splits": {name: splits[name] for name in dict.fromkeys([*summary.facts["splits"], *empty])},
+        "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
+        "dedup": {} if dedup is None else dedup.exact,
+        "near": near,
+        # Storage options may hold secrets.
+        "config": _plain({name: value for name, value in asdict(config).items() if name != "storage_options"}),
+        "exact_documents": counts["exact_documents"],
+    }
+    if dedup is not None and dedup.contamination is not None:
+        facts["contamination"] = dedup.contamination
+    return facts, warnings
 
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:

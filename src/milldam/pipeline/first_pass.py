@@ -87,11 +87,11 @@ class FirstPass:
         if self.clean is not None:
             Cleaner(self.clean)  # what a user's function loads is there before workers are forked
         hasher, evaluation = None if self.rules.near is None else MinHasher(self.rules.near), self.evaluation
-        if evaluation is None:
-            return functools.partial(self._make, hasher, lambda: None)
-        letter_tables()
+        if evaluation is not None:
+            letter_tables()
         # In the worker: a mapped file counts as open, and where one is, nothing is forked.
-        return functools.partial(self._make, hasher, functools.cache(lambda: Scanner(Index(evaluation))))
+        scanner = functools.cache(lambda: None if evaluation is None else Scanner(Index(evaluation)))
+        return functools.partial(self._make, hasher, scanner)
 
     def _make(
         self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, progress: Progress

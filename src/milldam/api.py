@@ -176,6 +176,8 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
         chosen = {name: value for name, value in text.items() if value is not None}
         chosen |= {} if store is None else {"out": str(store)}
         read = read_config(inputs, (), chosen)
+        for note in read.notes:
+            log.info(note)
         out = read.data.get("out")
         if not isinstance(out, str):
             raise ConfigError(
@@ -187,7 +189,7 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
             log.warning("%s: a feed drops no duplicates. `milldam preprocess` does.", out)
             chosen["dedup"] = "off"
             read = read_config(inputs, (), chosen)
-        order = Order.of(Path(in_home(out)), partial(load_config, inputs, (), chosen), read.data, report=True)
+        order = Order(Path(in_home(out)), partial(load_config, inputs, (), chosen), read.data, report=True)
     elif tokenizer is None:
         raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
     elif store is None:
@@ -195,7 +197,7 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
     else:
         del text["tokenizer"]
         options = (inputs, Path(in_home(store)), tokenizer, text)
-        order = Order.of(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
+        order = Order(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
     parts = open_parts(order)
     try:
         return Feed(parts, split=split)

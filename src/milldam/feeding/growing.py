@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from milldam.errors import MismatchError, StoreError
-from milldam.feeding.demand import Demand, Planned
+from milldam.feeding.demand import Demand
 from milldam.feeding.making import Making, Order
 from milldam.files import has_size, naming
 from milldam.loader.stores import Store, token_file
@@ -40,54 +40,59 @@ _FINISH_SECONDS = 10.0
 def open_parts(order: Order) -> Parts:
     """The parts of a store that is made from text; those of the store once it is finished."""
     making = Making(order)
-    planned = making.await_planned()
-    return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)
+    feed = making.await_feed()
+    return FinishedParts(Store(order.out)) if feed is None else GrowingParts(order, feed, making)
 
 
 class GrowingParts:
     """See `loader.unit_order.Parts`. What is unpickled or forked only reads, unless no maker is left."""
 
-    def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
-        self._order, self._planned, self._run = order, planned, order.out / RUN_FOLDER
+    def __init__(self, order: Order, feed: dict[str, Any], making: Making | None = None) -> None:
+        self._order, self._feed, self._out, self._run = order, feed, order.out, order.out / RUN_FOLDER
+        facts = feed["facts"] | {"name": str(self._out), "rows": self._out / "rows"}
+        facts |= {"splits": tuple(facts["splits"]), "dtype": np.dtype(facts["dtype"])}
+        self.facts = FeedFacts(**facts)
         units = UnitList(self._run, "units")
-        if len(units) != planned.units:
-            raise MismatchError(f"{order.out}: is being redone. Open the data again.")
+        if len(units) != self.facts.units:
+            raise MismatchError(f"{self._out}: is being redone. Open the data again.")
         # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
-        keys = mixed_keys(units.keys(), planned.index_key)
-        self._made = MadeParts(self._run / RECORDS, keys)
-        self._demand, self._making = Demand(self._run), making or Making(order)
-        self._owner, self._lock = os.getpid(), threading.RLock()
+        self._made = MadeParts(self._run / RECORDS, mixed_keys(units.keys(), feed["index_key"]))
         self._wanted: Sequence[int] = ()
         self._finished = False
         self._waits, self._waited = 0, 0.0
         self._made.look()
         self._tokens_before, self._began = self._made.tokens, time.monotonic()
+        self._own(making or Making(order))
 
-    @property
-    def facts(self) -> FeedFacts:
-        planned, out = self._planned, self._order.out
-        facts = planned.facts | {"splits": tuple(planned.facts["splits"]), "dtype": np.dtype(planned.dtype)}
-        return FeedFacts(name=str(out), identity=planned.identity, units=planned.units, rows=out / "rows", **facts)
+    def _own(self, making: Making) -> None:
+        self._owner, self._lock = os.getpid(), threading.RLock()
+        self._demand, self._making = Demand(self._run), making
+
+    def _locked(self) -> threading.RLock:
+        """The lock of this process: a forked one has no maker, and locks that another thread held stay locked in it."""
+        if os.getpid() != self._owner:
+            self._own(Making(self._order))
+        return self._lock
+
+    def _tend(self) -> None:
+        self._making.tend(self.facts.identity, len(self._made.places))
 
     def part(self, unit: int, number: int) -> Part:
-        self._notice_fork()
-        with self._lock:
-            record, out = self._made.find(unit, number) or self._wait(unit, number), self._order.out
+        with self._locked():
+            record = self._made.find(unit, number) or self._wait(unit, number)
             for name, file in record.outputs.items():
-                if not has_size(out / name, file["bytes"]):
-                    raise StoreError(f"{out / name}: gone, or not as it was made. Open the data again.")
+                if not has_size(self._out / name, file["bytes"]):
+                    raise StoreError(f"{self._out / name}: gone, or not as it was made. Open the data again.")
             shards = [Shard(**shard) for shard in record.facts["shards"]]
-            return Part({shard.split: token_file(Folder(out), shard) for shard in shards}, record.last)
+            return Part({shard.split: token_file(Folder(self._out), shard) for shard in shards}, record.last)
 
     def _wait(self, unit: int, number: int) -> Record:
-        if unit not in self._wanted:
-            self._demand.put((unit, *self._wanted))
         began, pause = time.monotonic(), _FIRST_PAUSE
         self._waits += 1
         try:
             while (record := self._made.find(unit, number)) is None:
-                self._demand.renew()
-                self._making.tend(self._planned.identity, self._made.parts)
+                self._demand.put(self._wanted if unit in self._wanted else (unit, *self._wanted))
+                self._tend()
                 leave_if_closed()
                 # Other threads look meanwhile how far the feed is.
                 threading.Condition(self._lock).wait(pause)
@@ -97,39 +102,32 @@ class GrowingParts:
         return record
 
     def want(self, units: Sequence[int]) -> None:
-        self._notice_fork()
-        with self._lock:
+        with self._locked():
             self._wanted = tuple(units)
             self._made.look()
             if not self._made.complete.issuperset(units):
                 self._demand.put(self._wanted)
-                self._making.tend(self._planned.identity, self._made.parts)
+                self._tend()
 
     def finished(self) -> Place | None:
-        self._notice_fork()
-        with self._lock:
-            self._finished = self._finished or self._is_finished()
-        return Folder(self._order.out) if self._finished else None
-
-    def _is_finished(self) -> bool:
-        """Whether the manifest is that of what is made here: until then it may be that of the input before."""
-        self._made.look()
-        if len(self._made.complete) < self._planned.units:
-            return False
-        manifest = self._order.out / TOKENS.manifest
-        if manifest.exists() and Identity.of_store(self._order.out, TOKENS).run_id == self._planned.identity:
-            return True
-        # No loader waits for a unit any more: a maker that died at the very end would not be replaced.
-        self._making.tend(self._planned.identity, self._made.parts)
-        return False
+        """Where the manifest is that of what is made here: until then it may be that of the input before."""
+        with self._locked():
+            self._made.look()
+            if not self._finished and len(self._made.complete) == self.facts.units:
+                manifest = self._out / TOKENS.manifest
+                there = manifest.exists() and Identity.of_store(self._out, TOKENS).run_id
+                self._finished = there == self.facts.identity
+                if not self._finished:
+                    # No loader waits for a unit any more: a maker that died at the very end would not be replaced.
+                    self._tend()
+        return Folder(self._out) if self._finished else None
 
     def stats(self) -> dict[str, float]:
-        self._notice_fork()
-        with self._lock:
+        with self._locked():
             self._made.look()
             tokens = self._made.tokens - self._tokens_before
             return {
-                "units": self._planned.units,
+                "units": self.facts.units,
                 "units_made": len(self._made.complete),
                 "tokens_made": tokens,
                 "tokens_made_per_second": tokens / (time.monotonic() - self._began),
@@ -137,8 +135,8 @@ class GrowingParts:
                 "waits": self._waits,
                 "waited_seconds": self._waited,
                 "memory_bytes": read_status(self._run).get("anonymous_bytes", 0),
-                "budget_bytes": self._planned.budget_bytes,
-                "workers": self._planned.workers,
+                "budget_bytes": self._feed["budget_bytes"],
+                "workers": self._feed["workers"],
             }
 
     def close(self) -> None:
@@ -146,17 +144,11 @@ class GrowingParts:
             self._demand.withdraw()
             self._made.look()
             # The last unit is made: what is left takes a moment.
-            is_made = len(self._made.complete) == self._planned.units
+            is_made = len(self._made.complete) == self.facts.units
             self._making.close(patience=_FINISH_SECONDS if is_made else 0.0)
 
-    def _notice_fork(self) -> None:
-        """A forked process has no maker, and locks that another thread held stay locked in it."""
-        if os.getpid() != self._owner:
-            self._owner, self._lock = os.getpid(), threading.RLock()
-            self._demand, self._making = Demand(self._run), Making(self._order)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return GrowingParts, (self._order, self._planned)
+        return GrowingParts, (self._order, self._feed)
 
 
 class MadeParts:
@@ -166,27 +158,23 @@ class MadeParts:
         self._path, self._units = path, {f"{key:016x}": unit for unit, key in enumerate(keys.tolist())}
         self._file: tuple[int, int] | None = None
         self._at = 0
-        self._places: dict[tuple[int, int], tuple[int, str]] = {}
-        """(unit, part) -> where its line begins, its key."""
+        self.places: dict[tuple[int, int], int] = {}
+        """(unit, part) -> where its line begins."""
         self.complete: set[int] = set()
         """Units of which every part is made."""
         self.tokens = 0
 
-    @property
-    def parts(self) -> int:
-        return len(self._places)
-
     def find(self, unit: int, part: int) -> Record | None:
         """The record of a part; None: it is not made yet."""
         self.look()
-        if (unit, part) not in self._places:
+        if (unit, part) not in self.places:
             return None
-        place, key = self._places[unit, part]
         with self._path.open("rb") as lines:
-            lines.seek(place)
+            lines.seek(self.places[unit, part])
             record = parse_record(lines.readline())
         # The file may have been replaced just now.
-        return record if record is not None and (record.key, record.part) == (key, part) else None
+        is_same = record is not None and (self._units.get(record.key), record.part) == (unit, part)
+        return record if is_same else None
 
     def look(self) -> None:
         """Take note of what was written meanwhile."""
@@ -194,17 +182,17 @@ class MadeParts:
             status = os.fstat(lines.fileno())
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
                 self._file, self._at, self.tokens = (status.st_dev, status.st_ino), 0, 0
-                self._places.clear()
+                self.places.clear()
                 self.complete.clear()
             lines.seek(self._at)
             for line in lines:
                 if not line.endswith(b"\n"):  # it is still being written
                     return
                 record, begin = parse_record(line), self._at
-                unit = None if record is None else self._units.get(record.key)
                 self._at += len(line)
-                if record is not None and unit is not None and (unit, record.part) not in self._places:
-                    self._places[unit, record.part] = begin, record.key
+                unit = None if record is None else self._units.get(record.key)
+                if record is not None and unit is not None and (unit, record.part) not in self.places:
+                    self.places[unit, record.part] = begin
                     self.tokens += record.counts["tokens"]
                     if record.last:
                         self.complete.add(unit)

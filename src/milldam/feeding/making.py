@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import MismatchError, RunHeldError, WorkerError
-from milldam.feeding.demand import Planned, process_identity
+from milldam.feeding.demand import FEED
 from milldam.files import hash_bytes, read_sealed
 from milldam.run.folder import PLAN, RUN_FOLDER, is_at_work
 from milldam.run.fork import ADVICE, cause_of
 from milldam.run.tasks import DONE, ERROR
 from milldam.run.units import Identity
-from milldam.stores.kinds import TOKENS
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
@@ -37,13 +35,10 @@ log = logging.getLogger("milldam")
 
 _HOW = ("out", "memory", "workers", "overwrite", "executor", "address", "storage_options")
 """Settings that do not change what is made."""
-_STDERR = 2
 _LOOK_SECONDS = 0.25
 """Between looks at the lock."""
 _STRANGER_SECONDS = 3.0
 """For so long a run that is no feed's may only be about to begin as one."""
-_FIRST_RANK_SECONDS = 2.0
-"""For so long other ranks let the first one begin."""
 _FAREWELL_SECONDS = 5.0
 _RETRIES = 2
 """Makers that may die one after the other, with nothing made in between."""
@@ -56,53 +51,56 @@ class Order:
     out: Path
     check: Callable[[], Config]
     """Makes the configuration, or raises what is wrong with it."""
-    name: str
-    """A hash of the settings, without memory and workers."""
-    report: bool = True
+    settings: Mapping[str, Any]
+    """As they were written."""
+    report: bool
     """Make the page about it."""
 
-    @classmethod
-    def of(cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], *, report: bool) -> Order:
-        """`settings`: as they were written; other ones give another name."""
-        of_result = {name: value for name, value in settings.items() if name not in _HOW}
-        return cls(out, check, hash_bytes(repr(of_result).encode("utf-8", "backslashreplace")), report)
+    @property
+    def name(self) -> str:
+        """A hash of the settings that change what is made: loaders with another one do not share the store."""
+        of_result = {name: value for name, value in self.settings.items() if name not in _HOW}
+        return hash_bytes(repr(of_result).encode("utf-8", "backslashreplace"))
 
 
 class Making:
     def __init__(self, order: Order) -> None:
         self._order, self._run = order, order.out / RUN_FOLDER
-        self._maker: _Maker | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        """Our maker."""
         self._deaths, self._made_at_death = 0, -1
-        self._began = self._looked = time.monotonic()
-        self._stranger_since: float | None = None
-        self.is_finished = False
-        """The store is whole."""
+        self._looked = time.monotonic()
+        self._is_finished = False
 
-    def await_planned(self) -> Planned | None:
-        """The plan of the maker, once it has one; None: the store is finished."""
+    def await_feed(self) -> dict[str, Any] | None:
+        """`feed.json` of a maker that has planned; None: the store is finished."""
+        left_behind, explained = None, time.monotonic()
         while True:
-            self._look(None)
-            if self.is_finished:
+            self._look(-1)
+            if self._is_finished:
                 return None
-            planned = Planned.read(self._run)
-            if self._maker is not None:  # what another one has left does not count
-                ours = process_identity(self._maker.process.pid)
-                planned = planned if planned is not None and planned.process == ours else None
-            elif not is_at_work(self._run):
-                planned = None
-            if planned is not None and planned.name != self._order.name:
-                raise RunHeldError(
-                    f"{self._order.out}: another feed with other arguments is making it. "
-                    "End it first, or choose another folder for the store."
-                )
-            if planned is not None and planned.identity:
-                return planned
+            feed = read_sealed(self._run / FEED) or {}
+            if not is_at_work(self._run):
+                # What a maker left that was killed does not count.
+                left_behind, explained = feed.get("maker"), time.monotonic()
+            elif feed and feed["maker"] != left_behind:
+                if feed["name"] != self._order.name:
+                    raise RunHeldError(
+                        f"{self._order.out}: another feed with other arguments is making it. "
+                        "End it first, or choose another folder for the store."
+                    )
+                if "facts" in feed:
+                    return feed
+                explained = time.monotonic()
+            elif self._process is None and time.monotonic() - explained > _STRANGER_SECONDS:
+                out = self._order.out
+                raise RunHeldError(f"{out}: another run is using it. `milldam status {out}` shows it.")
             time.sleep(0.005)
 
     def tend(self, identity: str, made: int) -> None:
         """While waiting for a unit: raise what went wrong, see that there is a maker. `made`: parts, up to now."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS and (self._maker is None or self._maker.process.poll() is None):
+        if now - self._looked < _LOOK_SECONDS and (self._process is None or self._process.poll() is None):
             return
         self._looked = now
         self._look(made)
@@ -113,106 +111,64 @@ class Making:
                 "Open the data again; earlier states no longer fit it."
             )
 
-    def _look(self, made: int | None) -> None:
-        """`made`: None: the plan is not known yet."""
-        if self._maker is not None:
-            if self._maker.process.poll() is not None:
-                self._bury(self._maker, made)
-        elif is_at_work(self._run):
-            if made is None:
-                self._refuse_stranger()
-        # Of several ranks the first one begins; the others when it does not. A store that is finished is most likely
-        # up to date, which its maker sees in a moment.
-        elif (
-            _rank() == 0
-            or (self._order.out / TOKENS.manifest).exists()
-            or time.monotonic() - self._began > _FIRST_RANK_SECONDS
-        ):
-            self._maker = _Maker(self._order)
-
-    def _bury(self, maker: _Maker, made: int | None) -> None:
-        """Our maker has ended, for one of several reasons."""
-        self._maker = None
-        kind, value = maker.last_words()
-        self.is_finished = kind == DONE
-        if self.is_finished or isinstance(value, RunHeldError):  # another one was faster
+    def _look(self, made: int) -> None:
+        """Start a maker where none is at work; raise the error that ended ours."""
+        if self._process is None:
+            if not is_at_work(self._run):
+                self._start()
             return
-        if kind == ERROR:
+        if self._process.poll() is None:
+            return
+        cause, self._process = cause_of(self._process.wait()), None
+        kind, value = "", Exception()
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll():
+                kind, value = self._connection.recv()
+        self._is_finished = kind == DONE
+        if kind == ERROR and not isinstance(value, RunHeldError):  # that one: another maker was faster
             raise value
-        count = -1 if made is None else made
-        self._deaths = self._deaths + 1 if count == self._made_at_death else 1
-        self._made_at_death = count
-        cause = cause_of(maker.process.wait())
-        if self._deaths > _RETRIES:
-            raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
-        log.warning("The process that makes units %s; another one is started.", cause)
+        if not kind:
+            self._deaths = self._deaths + 1 if made == self._made_at_death else 1
+            self._made_at_death = made
+            if self._deaths > _RETRIES:
+                raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
+            log.warning("The process that makes units %s; another one is started.", cause)
 
-    def _refuse_stranger(self) -> None:
-        """A run may be about to begin as a maker; one that does not within a few seconds is another run."""
-        now = time.monotonic()
-        if Planned.read(self._run) is not None:
-            self._stranger_since = None
-        elif self._stranger_since is None:
-            self._stranger_since = now
-        elif now - self._stranger_since > _STRANGER_SECONDS:
-            out = self._order.out
-            raise RunHeldError(f"{out}: another run is using it. `milldam status {out}` shows it.")
-
-    def close(self, *, patience: float = 0.0) -> None:
-        """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
-        if self._maker is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._maker.process.wait(patience)
-            self._maker.end()
-            self._maker = None
-
-
-def _rank() -> int:
-    """Of this process in training, as torchrun or Slurm number it."""
-    values = (os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID"))
-    return next((int(value) for value in values if value.isdigit()), 0)
-
-
-class _Maker:
-    """The process of `milldam.feeding.job`."""
-
-    def __init__(self, order: Order) -> None:
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self.process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "milldam.feeding.job", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
+            stdout=2,  # standard error
             start_new_session=True,
         )
         theirs.close()
         self._connection = Connection(ours.detach())
-        self.end = weakref.finalize(self, _end, self.process, os.getpid())
+        weakref.finalize(self, _end, process, os.getpid())
         try:
-            config = order.check()  # here, while it starts: both take a tenth of a second and more
+            config = self._order.check()  # here, while it starts: both take a tenth of a second and more
         except BaseException:
-            self.end()
+            self.close()
             raise
         with contextlib.suppress(OSError):  # it has died, which will be noticed
-            self._connection.send((config, order.name, order.report))
+            self._connection.send((config, self._order.name, self._order.report))
 
-    def last_words(self) -> tuple[str, Any]:
-        """Its last message: that it has finished, or its error."""
-        with contextlib.suppress(EOFError, OSError):
-            if self._connection.poll():
-                kind, value = self._connection.recv()
-                return kind, value
-        return "", None
+    def close(self, *, patience: float = 0.0) -> None:
+        """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
+        if self._process is not None:
+            _end(self._process, os.getpid(), patience)
+            self._process = None
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int, patience: float = 0.0) -> None:
     """End a maker; not from a process that was forked meanwhile."""
-    if os.getpid() != owner or process.poll() is not None:
+    if os.getpid() != owner:
         return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_FAREWELL_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    for seconds, end in ((patience, process.terminate), (_FAREWELL_SECONDS, process.kill)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+        end()
+    process.wait()

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
-from milldam.errors import ConfigError, Setting, StoreError
+from milldam.errors import ConfigError, Setting
 from milldam.files import in_home
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from milldam.choices import ChatForm, Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
-    from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
     from milldam.stores.table.reader import Table
@@ -32,7 +31,7 @@ Texts: TypeAlias = "Iterable[str | Mapping[str, object]] | Callable[[], Iterable
 
 
 class TextOptions(TypedDict, total=False):
-    """How text is tokenized: those options of `tokenize` that a feed has too."""
+    """Those options of `tokenize` that a feed has too."""
 
     text_column: str | None
     documents: Documents
@@ -54,16 +53,6 @@ class TextOptions(TypedDict, total=False):
     encoder: Encoder
 
 
-class TokenizeOptions(TextOptions, total=False):
-    """The other options of `tokenize`."""
-
-    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]]
-    limit: int | None
-    executor: Executor
-    address: str | None
-    overwrite: bool
-
-
 class StoreOptions(TypedDict, total=False):
     """How a store is opened: a split of it; at an address, the cache of its shards and options for fsspec."""
 
@@ -74,38 +63,31 @@ class StoreOptions(TypedDict, total=False):
 
 
 @overload
-def open(path: str | Path, *, kind: Literal["tokens"] | None = None, **options: Unpack[StoreOptions]) -> Store: ...
+def open(path: str | Path, **options: Unpack[StoreOptions]) -> Store: ...
 @overload
 def open(path: str | Path, *, units: Literal[True], **options: Unpack[StoreOptions]) -> Feed: ...
 @overload
 def open(
     path: str | Path | Sequence[str | Path],
     *,
-    tokenizer: str | Path,
     store: str | Path,
+    tokenizer: str | Path | None = None,
     split: str | None = None,
     **options: Unpack[TextOptions],
 ) -> Feed: ...
 @overload
 def open(
-    path: str | Path | Mapping[str, object],
+    path: Mapping[str, object],
     *,
-    kind: Literal["feed"],
-    store: str | Path | None = None,
     split: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
 ) -> Feed: ...
 @overload
-def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
-@overload
-def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None = None) -> ForeignFile: ...
-@overload
 def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
 def open(
     path: str | Path | Sequence[str | Path] | Mapping[str, object],
     *,
-    kind: Literal["tokens", "feed", "table", "file"] | None = None,
     split: str | None = None,
     units: bool = False,
     dtype: npt.DTypeLike | None = None,
@@ -128,8 +110,7 @@ def open(
                                     folders, globs, addresses, datasets as for `tokenize`, with its options
     config.yaml, or a dict          the same, with the settings of `preprocess`, such as cleaning and filters
 
-    `kind`: what the path must be; anything else is refused. It also tells type checkers, which otherwise expect a
-    store: "table", a "file" of another tool, or a "feed" that a configuration describes.
+    Type checkers expect a store of a path without further arguments; `milldam.Table` opens a table alone.
 
     `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
     the samples of a group of units shuffled together.
@@ -147,7 +128,7 @@ def open(
     from milldam.feeding import is_raw
 
     path = in_home(path) if isinstance(path, str | Path) else path
-    if kind != "tokens" and is_raw(path, text):
+    if is_raw(path, text):
         return _open_feed(path, split, text)
     for name in text:
         raise ConfigError(f"{name}: only for text that becomes tokens while training runs: name tokenizer= and store=.")
@@ -169,11 +150,6 @@ def open(
         from milldam.loader.opening import open_data
 
         opened = open_data(path, split=split, **chosen)
-    found = {"Store": "tokens", "Table": "table"}.get(type(opened).__name__, "file")
-    if kind not in (None, "tokens", "table", "file"):
-        raise ConfigError(f'kind: "{kind}"; use tokens, table or file.')
-    if kind not in (None, found):
-        raise StoreError(f'{opened!r}: its kind is "{found}", not "{kind}".')
     if not units:
         return opened  # type: ignore[no-any-return]
     from milldam.loader.feeds import Feed
@@ -186,20 +162,40 @@ def open(
 
 def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
     """A feed of text, by options or by a configuration."""
+    from milldam.config.loading import load_config, read_config
     from milldam.feeding import is_config
     from milldam.feeding.growing import open_parts
     from milldam.feeding.making import Order
+    from milldam.files import read_sealed
+    from milldam.input_files import RUN_FOLDER
     from milldam.loader.feeds import Feed
     from milldam.pipeline.starting import tokenize_config, tokenize_settings
 
+    tokenizer, store = text.get("tokenizer"), text.pop("store", None)
     if is_config(inputs):
-        order = _order_by_config(inputs, {name: value for name, value in text.items() if value is not None})
+        chosen = {name: value for name, value in text.items() if value is not None}
+        chosen |= {} if store is None else {"out": str(store)}
+        read = read_config(inputs, (), chosen)
+        for note in read.notes:
+            log.info(note)
+        out = read.data.get("out")
+        if not isinstance(out, str):
+            raise ConfigError(
+                Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out."
+            )
+        # A run of `milldam preprocess`, whose default drops duplicates, may have begun the store.
+        plan = read_sealed(Path(out) / RUN_FOLDER / "plan.json")
+        if "dedup" not in read.data and not (plan and plan["settings"].get("dedup")):
+            log.warning("%s: a feed drops no duplicates. `milldam preprocess` does.", out)
+            chosen["dedup"] = "off"
+            read = read_config(inputs, (), chosen)
+        order = Order(Path(in_home(out)), partial(load_config, inputs, (), chosen), read.data, report=True)
+    elif tokenizer is None:
+        raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
+    elif store is None:
+        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
     else:
-        tokenizer, store = text.pop("tokenizer", None), text.pop("store", None)
-        if tokenizer is None:
-            raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
-        if store is None:
-            raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
+        del text["tokenizer"]
         options = (inputs, Path(in_home(store)), tokenizer, text)
         order = Order(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
     parts = open_parts(order)
@@ -210,39 +206,34 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
         raise
 
 
-def _order_by_config(config: Any, chosen: dict[str, Any]) -> Order:
-    from milldam.config.loading import load_config, read_config
-    from milldam.feeding.making import Order
-    from milldam.files import read_sealed
-    from milldam.input_files import RUN_FOLDER
-
-    if "store" in chosen:
-        chosen["out"] = str(chosen.pop("store"))
-    read = read_config(config, (), chosen)
-    for note in read.notes:
-        log.info(note)
-    out = read.data.get("out")
-    if not isinstance(out, str):
-        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
-    # A run of `milldam preprocess`, whose default drops duplicates, may have begun the store.
-    plan = read_sealed(Path(out) / RUN_FOLDER / "plan.json")
-    if "dedup" not in read.data and not (plan and plan["settings"].get("dedup")):
-        log.warning(
-            "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
-            "`milldam preprocess` first and open its store.",
-            out,
-        )
-        chosen["dedup"] = "off"
-        read = read_config(config, (), chosen)
-    return Order(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
-
-
 def tokenize(
     inputs: str | Path | Sequence[str | Path] | Texts,
     out: str | Path,
     *,
     tokenizer: str | Path,
-    **options: Unpack[TokenizeOptions],
+    text_column: str | None = None,
+    documents: Documents = "file",
+    separator: str | None = None,
+    input_format: InputFormat | None = None,
+    bos: str = "none",
+    eos: str = "auto",
+    special_text: SpecialText = "special",
+    invalid_utf8: InvalidUtf8 = "reject",
+    max_document_bytes: str | int = "32MiB",
+    strict: bool = False,
+    chat: bool | Mapping[str, object] = False,
+    chat_template: str | Path | None = None,
+    chat_form: ChatForm | None = None,
+    train_on: str | Sequence[str] | None = None,
+    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]] = (),
+    limit: int | None = None,
+    shard_size: str | int | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    encoder: Encoder = "auto",
+    executor: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
@@ -257,6 +248,7 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
+    options = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import run_checked, tokenize_config
 
     with _as_paths(inputs, Path(in_home(out))) as paths:

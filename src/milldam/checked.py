@@ -48,16 +48,6 @@ def parse_json(data: bytes, name: str | Path) -> Any:
         raise StoreError(f"{name}: damaged: can't be read as JSON ({error}).") from None
 
 
-def read_json(path: Path) -> Any:
-    """The value of a file; FileNotFoundError if there is none."""
-    try:
-        return parse_json(path.read_bytes(), path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{path}: can't be read ({error.strerror}).") from None
-
-
 def checked(kind: type[T], value: Any, name: str | Path) -> T:
     """The value as this type; `name`: where it is from, for the message.
 

@@ -1,15 +1,15 @@
 """Every error that milldam raises, in one tree.
 
     MilldamError                exit code 1
-    ├── ConfigError                       2   a setting is wrong or contradicts another
-    │   ├── MismatchError                 2   the folder was made from other settings or input
-    │   ├── NotReadyError                 2   an earlier stage that an array task needs is not done
-    │   ├── RunHeldError                  2   another run is using the folder
-    │   └── TaskHeldError                 2   the same array task is running already
-    ├── InputError                        3   a file, column or tokenizer can't be used
-    ├── StoreError                        3   the folder is no store, or it is damaged
-    ├── ResourceError                     4   memory or disk is not enough, or fails
-    └── WorkerError                       4   a worker process died twice on the same unit
+    ├── ConfigError                       2
+    │   ├── MismatchError                 2
+    │   ├── NotReadyError                 2
+    │   ├── RunHeldError                  2
+    │   └── TaskHeldError                 2
+    ├── InputError                        3
+    ├── StoreError                        3
+    ├── ResourceError                     4
+    └── WorkerError                       4
 
 A message says what, where and what to do, in a few lines; the command line prints it and exits with the code. A
 setting in it is a `Setting`, which the command line spells as an option and the library as an argument. Errors of the
@@ -80,89 +80,47 @@ def _restored(kind: type[MilldamError], message: tuple[Any, ...], attributes: di
 
 
 class ConfigError(MilldamError):
-    """A setting is wrong or contradicts another.
-
-    >>> store.windows(0)
-    Traceback (most recent call last):
-    milldam.errors.ConfigError: seq_len: 0...
-    """
+    """A setting is wrong or contradicts another."""
 
     exit_code = 2
 
 
 class MismatchError(ConfigError):
-    """The folder or state was made with other settings or input.
-
-    >>> batches = store.windows(128).batches(8, seed=0)
-    >>> store.windows(64).batches(8, seed=0).load_state_dict(batches.state_dict())
-    Traceback (most recent call last):
-    milldam.errors.MismatchError: ...
-    """
+    """The folder or state was made with other settings or input."""
 
 
 class NotReadyError(ConfigError):
-    """An earlier stage that an array task needs is not done.
-
-    >>> issubclass(milldam.NotReadyError, milldam.ConfigError)
-    True
-    """
+    """An earlier stage that an array task needs is not done."""
 
 
 class RunHeldError(ConfigError):
-    """Another run is using the folder: try again when it has ended.
-
-    >>> issubclass(milldam.RunHeldError, milldam.ConfigError)
-    True
-    """
+    """Another run is using the folder: try again when it has ended."""
 
 
 class TaskHeldError(ConfigError):
-    """The same array task is already running.
-
-    >>> issubclass(milldam.TaskHeldError, milldam.ConfigError)
-    True
-    """
+    """The same array task is already running."""
 
 
 class InputError(MilldamError):
-    """A file, column or tokenizer can't be used.
-
-    >>> milldam.tokenize("nowhere.jsonl", "new.milldam", tokenizer="tokenizer/")
-    Traceback (most recent call last):
-    milldam.errors.InputError: nowhere.jsonl...
-    """
+    """A file, column or tokenizer can't be used."""
 
     exit_code = 3
 
 
 class StoreError(MilldamError):
-    """The folder is not a store, or it is damaged.
-
-    >>> milldam.Store("books/")
-    Traceback (most recent call last):
-    milldam.errors.StoreError: books...
-    """
+    """The folder is not a store, or it is damaged."""
 
     exit_code = 3
 
 
 class ResourceError(MilldamError):
-    """Memory or disk is not enough, or fails.
-
-    >>> milldam.tokenize("corpus.jsonl", "new.milldam", tokenizer="tokenizer/", memory="1MB")
-    Traceback (most recent call last):
-    milldam.errors.ResourceError: ...
-    """
+    """Memory or disk is not enough, or fails."""
 
     exit_code = 4
 
 
 class WorkerError(MilldamError):
-    """A worker process died twice on the same unit.
-
-    >>> milldam.WorkerError.exit_code
-    4
-    """
+    """A worker process died twice on the same unit."""
 
     exit_code = 4
 

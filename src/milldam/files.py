@@ -326,7 +326,7 @@ def seal_file(value: dict[str, Any]) -> bytes:
 
 
 def seal_text(text: bytes) -> bytes:
-    """The text of an object laid out for people, with one more field: the hash of what is before it."""
+    """The text of an object as `json_bytes` makes it, with one more field: the hash of what is before it."""
     body = text[: -len(_CLOSED)]
     return body + _FILE_BEFORE + xxhash.xxh3_64_hexdigest(body).encode() + _FILE_BEHIND
 

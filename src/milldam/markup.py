@@ -6,7 +6,7 @@ import html
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,21 +47,6 @@ def shorten(text: object, characters: int = 60) -> str:
     return whole if len(whole) <= characters else whole[: characters - 1] + "…"
 
 
-def in_notebook(facts: Callable[[Any], tuple[str, Iterable[tuple[object, object]]]]) -> Callable[[Any], str]:
-    """A `_repr_html_`, by which notebooks show an object: its name and facts as a table.
-
-    >>> in_notebook(lambda store: ("a <b>", [("tokens", 12)]))(None)
-    '<table><caption>a &lt;b&gt;</caption><tr><th>tokens</th><td>12</td></tr></table>'
-    """
-
-    def repr_html(shown: Any) -> str:
-        name, rows = facts(shown)
-        cells = "".join(f"<tr><th>{escape(left)}</th><td>{escape(right)}</td></tr>" for left, right in rows)
-        return f"<table><caption>{escape(name)}</caption>{cells}</table>"
-
-    return repr_html
-
-
 def short_count(number: float) -> str:
     """
     >>> short_count(1_234), short_count(15_293_621), short_count(2.5e12)
@@ -85,13 +70,10 @@ def preferred_line(prefer: Mapping[str, Any]) -> str:
     """Which of near-duplicates stays by a field, and how many documents have the field.
 
     >>> preferred_line({"stays": 'the highest number in "score"', "with": 1200, "without": 1})
-    'the highest number in "score" stays; 1 of 1,201 documents has none and gives way to those that have one'
+    'the highest number in "score" stays; 1,200 of 1,201 documents have one'
     """
-    without, documents = prefer["without"], prefer["with"] + prefer["without"]
-    if not without:
-        return f"{prefer['stays']} stays; all {counted(documents, 'document')} have one"
-    say = "has none and gives" if without == 1 else "have none and give"
-    return f"{prefer['stays']} stays; {without:,} of {counted(documents, 'document')} {say} way to those that have one"
+    documents = prefer["with"] + prefer["without"]
+    return f"{prefer['stays']} stays; {prefer['with']:,} of {counted(documents, 'document')} have one"
 
 
 def turns_by_role(counts: Mapping[str, Any]) -> str:

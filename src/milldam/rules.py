@@ -70,36 +70,27 @@ class Settings:
 
 
 class Short:
-    """Marks a block that a word may stand for."""
-
-    def __get_pydantic_core_schema__(self, block: type[Settings], handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(block.spelled_out, handler(block))
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        words = schema["function"]["function"].__self__.words
-        short = {"type": "string"} if words is None else {"enum": list(words)}
-        return handler(schema) if words == {} else {"anyOf": [short, handler(schema)]}
-
-
-class OneOrMore:
-    """Marks a list of which one item may be given alone."""
+    """Marks a block that a word may stand for, or a list of which one item may be given alone."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_before_validator_function(self.as_list, handler(source))
-
-    def as_list(self, value: Any) -> Any:
-        return value if isinstance(value, list | tuple) else [value]
+        spelled_out = getattr(source, "spelled_out", _as_list)
+        return core_schema.no_info_before_validator_function(spelled_out, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        array = handler(schema)
-        return {"anyOf": [array["items"], array]}
+        block, full = getattr(schema["function"]["function"], "__self__", None), handler(schema)
+        if block is None:
+            return {"anyOf": [full["items"], full]}
+        short = {"type": "string"} if block.words is None else {"enum": list(block.words)}
+        return full if block.words == {} else {"anyOf": [short, full]}
 
 
-Texts = Annotated[tuple[str, ...], OneOrMore()]
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Texts = Annotated[tuple[str, ...], Short()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,7 +279,7 @@ def test_inspect_shows_a_split(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "train, val" in missing.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--ids"], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--ids"]])
 def test_inspect_does_not_let_a_document_steer_the_terminal(tmp_path: Path, options: list[str]) -> None:
     """Control characters of a document are shown as pictures: none reaches the terminal."""
     hostile = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x00\x7f[bold]b"

@@ -405,12 +405,11 @@ def test_flat_and_nested_files_mean_the_same(load: Load) -> None:
 
 
 def test_notes_name_what_is_ignored_or_needless(load: Load) -> None:
-    """Keys of training, keys that nobody knows, keys that are no longer needed, and what is another thing now."""
+    """Keys of training, keys that nobody knows or needs, and what is another thing now."""
     load(FLAT + "zebra: 1\noutput_dir: x\ntrain: {arch: x}")
     notes = "\n".join(read_config("config.yaml").notes)
-    ignored = "hub_model_id, num_epochs, zebra, output_dir, train"
+    ignored = "preprocess_chunk_size, preprocess_memory_efficient, hub_model_id, num_epochs, zebra, output_dir, train"
     assert f"Ignored, since preparing data takes no such keys: {ignored}." in notes
-    assert "No longer needed: preprocess_chunk_size, preprocess_memory_efficient." in notes
     assert "shard_size is the input that makes one shard" in notes
 
 

@@ -116,12 +116,12 @@ def test_a_configuration_cleans_filters_splits_and_drops_what_an_index_holds(tmp
     made = milldam.preprocess(config, out=tmp_path / "made")
     assert made.manifest.tally.dropped["dedup"] == {"seen_before": 3000} and len(made.manifest.shards) > 8
     expected = digests(milldam.open(tmp_path / "made", units=True), epochs=2, split="train")
-    with milldam.open(config, kind="feed", split="train") as feed:
+    with milldam.open(config, split="train") as feed:
         assert feed.splits == ("train", "val")
         assert digests(feed, 20, epochs=2) == expected[: 20 * 8]
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config))
-    with milldam.open(path, kind="feed", workers=2) as feed:
+    with milldam.open(path, workers=2) as feed:
         assert digests(feed, epochs=2, split="train") == expected
         wait_until(lambda: feed.finished)
     assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
@@ -174,7 +174,7 @@ def test_what_needs_the_whole_input_is_refused(
     write_lines(tmp_path / "corpus.jsonl", ["one", "two"])
     config = {"datasets": "corpus.jsonl", "tokenizer": str(TOKENIZER), "out": "out", "dedup": "off"} | settings
     with pytest.raises(ConfigError, match=reason):
-        milldam.open(config, kind="feed")
+        milldam.open(config)
     assert not (tmp_path / "out").exists()
 
 
@@ -291,7 +291,7 @@ def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypat
     }
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "deadly.py").write_text("import os\n\n\ndef clean(text):\n    os.kill(os.getpid(), 9)\n")
-    with milldam.open(config, kind="feed") as feed, pytest.raises(WorkerError, match="3 times"):
+    with milldam.open(config) as feed, pytest.raises(WorkerError, match="3 times"):
         digests(feed)
 
 

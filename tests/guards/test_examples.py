@@ -72,9 +72,10 @@ def test_what_a_docstring_shows_is_what_comes_out(name: str, desk: Path) -> None
 
 @pytest.mark.parametrize("name", ["milldam", "milldam.qa", "milldam.torch"])
 def test_a_public_name_has_an_example(name: str) -> None:
-    """In its own docstring, not in that of what it is made from."""
+    """In its own docstring, not in that of what it is made from; an error says what it means."""
     module = importlib.import_module(name)
     docstrings = {public: getattr(module, public).__doc__ or "" for public in module.__all__ if public not in PLAIN}
+    docstrings = {public: text for public, text in docstrings.items() if not public.endswith("Error")}
     assert [public for public, text in docstrings.items() if ">>> " not in text] == []
 
 

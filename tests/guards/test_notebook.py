@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-import milldam
-
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 
 
@@ -63,15 +61,3 @@ def test_the_notebook_shows_what_is_saved_in_it(tmp_path: Path, monkeypatch: pyt
         assert kinds == [sorted(output.get("data", [output["output_type"]])) for output in cell["outputs"]]
         if "varies" not in cell["metadata"].get("tags", ()):
             assert outputs == cell["outputs"]
-
-
-def test_what_a_notebook_shows_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names come from anywhere: none of them is markup, in a store or a table."""
-    monkeypatch.chdir(tmp_path)
-    rows = [{"<b>text": "a few words"}] * 8
-    table = milldam.map(rows, lambda batch: batch, Path("<i>.table"))
-    (tmp_path / "tokens.bin").write_bytes(bytes(2048))
-    store = milldam.import_tokens("tokens.bin", "<i>.milldam")
-    for shown in (store, table):
-        html = shown._repr_html_()
-        assert html.startswith("<table>") and "<i>" not in html and "<b>" not in html and "&lt;i&gt;" in html

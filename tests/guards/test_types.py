@@ -20,9 +20,8 @@ PYRIGHT = Path(sys.executable).with_name("basedpyright")
 SHOWN = {
     'milldam.open("s")': "Store",
     'milldam.open("s", split="val", cache="1GB")': "Store",
-    'milldam.open("t", kind="table")': "Table",
     'milldam.open("train.bin", dtype="int32")': "ForeignFile",
-    'milldam.open("x.npy", kind="file")': "ForeignFile",
+    'milldam.open("c.yaml", store="s")': "Feed",
     "store[0]": "ndarray",
     "store.tokenizer": "Tokenizer",
     'store.split("val")': "Store",

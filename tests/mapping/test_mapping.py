@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.jobs import invoke, leftovers
+from tests.kit.jobs import leftovers
 from tests.kit.qa_jobs import small, write_examples
 
 import milldam
@@ -385,23 +385,6 @@ def test_tables_that_were_not_used_for_longest_go_first(corpus: Path, monkeypatc
     monkeypatch.setenv("MILLDAM_MAP_CACHE_SIZE", "1")
     map_rows(corpus / "06.jsonl.gz", lengths)
     assert len(keys()) == 1
-
-
-def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
-    """By the beginning of a key, or all; what is in use is refused."""
-    (tmp_path / "script.py").write_text("def f(rows):\n    return None\n")
-    key = Path(json.loads(invoke("map", f"{tmp_path}/script.py:f", corpus, "--json").stdout)["out"]).name
-    table, _ = map_rows(corpus, lengths)
-    listed = invoke("cache")
-    assert f"{key}  " in listed.stdout and "lengths, 160 rows, in use" in listed.stdout and "2 tables" in listed.stdout
-    told = {one["key"]: one for one in json.loads(invoke("cache", "--json").stdout)}
-    assert told[key]["rows"] == COUNT and not told[key]["in_use"] and told[table.path.name]["in_use"]
-    refused = invoke("cache", "--remove", table.path.name)
-    assert refused.exit_code == 4 and "in use" in refused.output
-    assert invoke("cache", "--remove", "none").exit_code == 2
-    assert invoke("cache", "--remove", key[:20]).exit_code == 0 and keys() == {table.path.name}
-    del table
-    assert "1 of 1 tables" in invoke("cache", "--clear").output and keys() == set()
 
 
 # ---- what must not be lost ----

@@ -106,7 +106,7 @@ def test_what_stays_is_the_plain_choice_in_every_format(tmp_path: Path, ending: 
     there = sum(bool(cleaned(row.text)) for row in rows) - without
     assert told == {"stays": 'the highest number in "score"', "with": there, "without": without}
     report = (tmp_path / "out" / "run" / "report.html").read_text(encoding="utf-8")
-    assert f"{without} of {there + without} documents have none and give way" in report
+    assert f"{there} of {there + without} documents have one" in report
 
 
 def test_the_latest_date_stays(tmp_path: Path) -> None:

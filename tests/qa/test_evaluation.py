@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from click.testing import CliRunner
 from tests.kit.qa_jobs import flat, lines, squad
 
-from milldam.cli import main
 from milldam.errors import ConfigError, InputError
 from milldam.qa.answering import answers
 from milldam.qa.evaluation import evaluate, f1, normalized
@@ -179,30 +177,3 @@ def test_examples_that_a_store_left_out_are_said(tmp_path: Path, wordpiece_json:
     scores = evaluate(store.path, PREDICTIONS)
     assert (scores.total, scores.left_out, scores.as_dict()["left_out"]) == (4, 1, 1)
     assert (evaluate(path, PREDICTIONS).total, evaluate(path, PREDICTIONS).left_out) == (5, 0)
-    done = CliRunner().invoke(main, ["qa-eval", str(tmp_path / "s"), str(written(tmp_path / "p.json", PREDICTIONS))])
-    assert "1 examples were rejected or dropped when the store was made: they are not in the scores" in done.stderr
-
-
-# ---- the command ----
-
-
-def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
-    """A row a group, what is missing on standard error; the official names as JSON; a wrong file is exit code 3."""
-    references = written(tmp_path / "squad.json", squad(asked()))
-    predictions = written(tmp_path / "p.json", {"n": "1990", "u1": "", "u2": "", "l": "centuries", "x": "y"})
-    done = CliRunner().invoke(main, ["qa-eval", str(references), str(predictions)])
-    assert done.exit_code == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[0] == ["questions", "exact", "F1"] and rows[1][:3] == ["all", "5", "60.00"]
-    assert [row[0] for row in rows[1:]] == ["all", "answerable", "unanswerable"]
-    assert "1 of 5 questions have no prediction and count 0: s" in done.stderr
-    assert "1 predictions are for questions that are not in the references" in done.stderr
-    written(predictions, PREDICTIONS)
-    odds = written(tmp_path / "odds.json", dict.fromkeys(PREDICTIONS, 0.0))
-    command = ["qa-eval", str(references), str(predictions), "--null-odds", str(odds), "--threshold", "1", "--json"]
-    found = json.loads(CliRunner().invoke(main, command).stdout)
-    assert (found["exact"], found["total"], found["missing"]) == (40.0, 5, 0)
-    assert {"best_exact", "best_f1_thresh", "HasAns_f1"} <= set(found)
-    assert "Best F1" in CliRunner().invoke(main, command[:-1]).stdout
-    failed = CliRunner().invoke(main, ["qa-eval", str(references), str(tmp_path / "none.json")])
-    assert failed.exit_code == 3 and "none.json: can't be read" in failed.stderr

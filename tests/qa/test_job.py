@@ -178,11 +178,9 @@ def test_settings_that_can_not_be_meant(few: Path, tmp_path: Path, options: dict
 # ---- the command ----
 
 
-def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path) -> None:
-    """The same keys, the same bytes; options go before the file."""
-    config = {"inputs": [str(few)], "tokenizer": str(TOKENIZER), "out": str(tmp_path / "file")}
-    (tmp_path / "qa.yaml").write_text(json.dumps(config | {"max_seq_length": 64, "overlap": 99}))
-    assert invoke("qa", tmp_path / "qa.yaml", "--overlap", 16).exit_code == 0
+def test_the_command_does_what_the_function_does(few: Path, tmp_path: Path) -> None:
+    """The same settings, the same bytes."""
+    options = ("-o", tmp_path / "command", "--tokenizer", TOKENIZER, "--max-seq-length", 64, "--overlap", 16)
+    assert invoke("qa", few, *options).exit_code == 0
     small(few, tmp_path / "call")
-    prepare(**config | {"max_seq_length": 64, "overlap": 16, "out": tmp_path / "dict"})
-    assert store_bytes(tmp_path / "file") == store_bytes(tmp_path / "call") == store_bytes(tmp_path / "dict")
+    assert store_bytes(tmp_path / "command") == store_bytes(tmp_path / "call")

@@ -54,7 +54,7 @@ def read_tokens(path: Path) -> None:
         np.asarray(document).sum()
     [len(one) for one in store.document_lengths()]
     store.decode(store[0][:5])
-    repr(store), store._repr_html_()
+    repr(store)
 
 
 def train_on(path: Path) -> None:

@@ -43,8 +43,6 @@ GROUPS = {
     "Look": {
         "report": "Rebuild a finished run's report and print its path.",
         "contamination": "Look for items of evaluation sets in a finished store.",
-        "qa-eval": "Compute exact match and F1 of answers.",
-        "cache": "List or remove the cached tables of `milldam map`.",
         "dedup-index": "List or remove the runs that a dedup index has seen.",
     },
     "Move": {
@@ -66,8 +64,6 @@ _MODULES = {
     **dict.fromkeys(("verify", "report"), "inspect"),
     **dict.fromkeys(("export", "import", "push", "pull"), "moving"),
     **dict.fromkeys(("slurm", "run-units"), "arrays"),
-    **dict.fromkeys(("cache", "dedup-index"), "keeping"),
-    "qa-eval": "qa",
 }
 """Where a command is, if its module has another name."""
 

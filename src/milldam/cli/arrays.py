@@ -95,10 +95,9 @@ _LOOK_AGAIN_SECONDS = 2.0
 )
 def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
     """
-    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, starting with unit I. If
-    it is run again, it does only the rest; if the same task is already running, it waits for it. All tasks of earlier
-    stages must be done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of
-    them. Exit code 0 means that the task is done.
+    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, starting with unit I, that
+    is not done. If the same task is already running, it waits for it. All tasks of earlier stages must be done;
+    `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of them.
 
     \b
     milldam run-units --stage prepare preprocess config.yaml
@@ -119,7 +118,7 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     work, showing = array_of_command(command)
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        # What a function prints goes where that of worker processes goes: standard output is for the summary.
+        # Standard output is for the summary, not for what a user's function prints.
         with Display(quiet=showing["quiet"]) as display, contextlib.redirect_stdout(sys.stderr):
             summary = _patiently(partial(work.run, task), display, wait)
     except KeyboardInterrupt:
@@ -182,11 +181,7 @@ def slurm_script(
     setup: str = "",
     program: str = "milldam",
 ) -> str:
-    """The script: an array for each stage, which depends on the previous one. The tasks run in this folder.
-
-    `nodes`: tasks of an array that work at the same time, a machine each. `options`: passed to sbatch as they are.
-    `setup`: shell commands that come first on every machine. `program`: how milldam is started there.
-    """
+    """An array for each stage, which depends on the previous one. The tasks run in this folder."""
     words = {"folder": str(Path.cwd()), "setup": setup, "run_units": f"{program} run-units --wait {WAIT_SECONDS}"}
     words |= {"job": shlex.join(command)}
     quoted = {name: shlex.quote(text) for name, text in words.items()}

@@ -13,7 +13,7 @@ from milldam.cli.naming import TRAINED_MARKS, visible
 from milldam.markup import counted, turns_by_role
 
 _TRAINED = "black on color(114)"
-_MOST = 5
+_MOST, _CHARACTERS = 5, 2000
 
 
 @click.command("chat-check")
@@ -33,7 +33,6 @@ _MOST = 5
 @pairs("--column", "columns", "NAME=COLUMN", "Name of a column, such as messages=turns.")
 @pairs("--variable", "variables", "NAME=VALUE", "A variable of the template.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="ROWS", help="Check only the first rows. [default: all]")
-@click.option("--characters", default=2000, show_default=True, help="Characters to show of the first conversation.")
 @json_option
 def chat_check(
     template: str,
@@ -42,7 +41,6 @@ def chat_check(
     named_template: str | None,
     train_on: str,
     variables: dict[str, Any],
-    characters: int,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -88,9 +86,8 @@ def chat_check(
         click.echo(json.dumps(facts, ensure_ascii=False))
     else:
         if check.first is not None:
-            _show_first(text, stretches, characters)
-        how = "taken from the template's {% generation %} tags"
-        how = how if check.tagged else "derived, and proven for each conversation"
+            _show_first(text, stretches)
+        how = "taken from {% generation %} tags" if check.tagged else "derived, and proven for each conversation"
         lines = [
             "── summary ──",
             f"form             {check.form}",
@@ -105,9 +102,7 @@ def chat_check(
             lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
         if not check.tagged and counts["turns_without_end"]:
             turns = counted(counts["turns_without_end"], "trained turn")
-            lines.append(
-                f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
-            )
+            lines.append(f"warning          no end of {turns} is trained on: the template writes it elsewhere or never")
         for reason, one in refused.items():
             lines.append(f"refused          {one['count']:,} {reason}, first {one['first']}")
             lines += [f"                   {count:,} x {message}" for message, count in one["messages"].items()]
@@ -116,7 +111,7 @@ def chat_check(
         raise click.exceptions.Exit(1)
 
 
-def _show_first(text: str, stretches: list[Any], characters: int) -> None:
+def _show_first(text: str, stretches: list[Any]) -> None:
     """The first conversation, with colours or marks around what is trained on."""
     from rich.console import Console
     from rich.text import Text
@@ -124,13 +119,13 @@ def _show_first(text: str, stretches: list[Any], characters: int) -> None:
     console, shown, at = Console(highlight=False, soft_wrap=True), Text(), 0
     coloured = console.is_terminal and not console.no_color
     left, right = ("", "") if coloured else TRAINED_MARKS
-    for begin, end in (one for one in stretches if one[0] < characters):
+    for begin, end in (one for one in stretches if one[0] < _CHARACTERS):
         shown.append(visible(text[at:begin]))
-        shown.append(f"{left}{visible(text[begin : min(end, characters)])}{right}", _TRAINED if coloured else "")
+        shown.append(f"{left}{visible(text[begin : min(end, _CHARACTERS)])}{right}", _TRAINED if coloured else "")
         at = end
-    shown.append(visible(text[at:characters]))
+    shown.append(visible(text[at:_CHARACTERS]))
     told = "coloured" if coloured else f"in {left} {right}"
     console.print(f"── the first conversation; what is {told} is trained on ──")
     console.print(shown)
-    if len(text) > characters:
-        console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")
+    if len(text) > _CHARACTERS:
+        console.print(f"... {counted(len(text) - _CHARACTERS, 'character')} more", style="dim")

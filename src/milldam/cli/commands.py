@@ -64,15 +64,12 @@ def setting(*names: str, **more: Any) -> Add:
     return click.option(*names, cls=SettingOption, **more)
 
 
-def settings(block: Any, keys: str, *, in_file: bool = False) -> list[Add]:
-    """Options for fields of a job's settings, made from their types; a list is written a,b,c.
-
-    `in_file`: a file may have the required ones.
-    """
+def settings(block: Any, keys: str) -> list[Add]:
+    """Options for fields of a job's settings, made from their types; a list is written a,b,c."""
     options, hints = [], get_type_hints(block)
     for key in keys.split():
         kinds, field = (hints[key], *get_args(hints[key])), block.__dataclass_fields__[key]
-        more: dict[str, Any] = {"required": not in_file and field.default is field.default_factory is MISSING}
+        more: dict[str, Any] = {"required": field.default is field.default_factory is MISSING}
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         if bool in kinds:
             more["is_flag"] = True

@@ -42,16 +42,16 @@ _MEMORY_SECONDS = 0.25
 @click.option("--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows instead of windows.")
 @click.option("--shuffle", type=click.Choice(list(_SHUFFLES)), help="[default: full; for text: in groups of units]")
 @click.option("--epochs", type=int, metavar="N", help="Stop after N passes over the data. [default: no limit]")
-@click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after this time.")
-@click.option("--read", type=click.Choice(["auto", "map", "pread"]), default="auto", help="How to read files.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="Stop after this time. [default: 5]"
+)
 @click.option("--cache", metavar="SIZE", help="For a store at an address: size of the cache. [default: 50GB]")
 @json_option
 def feed(data: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:
     """
     Shows the time to the first batch, tokens/s and memory.
 
-    --shuffle: all samples, whole blocks, within groups of shards, or none. --read auto maps files that fit in half of
-    the free memory.
+    --shuffle: all samples, whole blocks, within groups of shards, or none.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
     tokenized while batches are delivered. Ends after --seconds or --epochs; Ctrl-C shows the figures so far.
@@ -67,8 +67,6 @@ def feed(data: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -
     # Imports while the clock runs would be counted.
     import_module("milldam.loader.batches")
     import_module("milldam.loader.packed")
-    if seconds <= 0:
-        raise ConfigError(f"--seconds {seconds}: use more than 0.")
     inputs: Any = list(data) if len(data) > 1 else data[0]
     length, size, packed, shuffle = (options[name] for name in ("seq_len", "batch_size", "packed", "shuffle"))
     text = {name: options[name] for name in ("tokenizer", "store", "memory", "workers") if options[name] is not None}
@@ -83,8 +81,8 @@ def feed(data: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -
             opened: Any = open(inputs, split=options["split"], **(text if is_text else {"cache": options["cache"]}))
             if is_text:
                 stack.enter_context(contextlib.closing(opened))
-            read, order = options["read"], {} if shuffle is None else {"shuffle": _SHUFFLES[shuffle]}
-            samples = opened.packed(length, strategy=packed, read=read) if packed else opened.windows(length, read=read)
+            order = {} if shuffle is None else {"shuffle": _SHUFFLES[shuffle]}
+            samples = opened.packed(length, strategy=packed) if packed else opened.windows(length)
             made: Batches[Any] = samples.batches(size, epochs=options["epochs"], **order)
             return made
 

@@ -39,8 +39,7 @@ _LONGEST_CHARACTER = 6
     "--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="Tokens to show of each document."
 )
 @click.option("--ids", is_flag=True, help="Show each token's id after it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per document.")
-def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
+def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool) -> None:
     """
     In conversations, tokens that are trained on are green, or in ⟦ ⟧ if there are no colours.
 
@@ -63,18 +62,9 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
             f"--start {start}: {store}{inside} has {counted(len(opened), 'document')}, numbered {numbers}."
         )
     for number in range(first, min(len(opened), first + documents)):
-        if as_json:
-            row = opened[number]
-            found = {"document": number, "tokens": row.tolist(), "text": opened.decode(row)}
-            found |= {"spans": opened.spans(number).tolist()} if opened.has_spans else {}
-            if any(shard.labels is not None for shard in opened.shards):
-                found["label"] = opened.label(number)
-            click.echo(json.dumps(found))
-        else:
-            show_tokens(opened, number, tokens, ids=ids)
-    if not as_json:
-        for what, path in opened.audit.items():
-            click.echo(f"{what}: {visible(str(path))}")
+        show_tokens(opened, number, tokens, ids=ids)
+    for what, path in opened.audit.items():
+        click.echo(f"{what}: {visible(str(path))}")
 
 
 def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> None:

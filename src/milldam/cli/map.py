@@ -56,8 +56,8 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[Table
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
 
-    Without -o the table goes to the cache (`milldam cache`). Of a dataset with several splits, train is read, or what
-    --split names.
+    Without -o the table goes to the cache, ~/.cache/milldam/map. Of a dataset with several splits, train is read, or
+    what --split names.
     """
     from milldam.mapping.job import array_of
 

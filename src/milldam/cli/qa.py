@@ -1,28 +1,22 @@
-"""`milldam qa`: examples of question answering to a table of windows. `milldam qa-eval`: scores of answers."""
+"""`milldam qa`: examples of question answering to a table of windows."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.commands import JobCommand, Request, job_options, json_option, present, settings, together
-from milldam.cli.naming import visible
-from milldam.errors import ConfigError
+from milldam.cli.commands import JobCommand, Request, job_options, present, settings, together
 from milldam.qa.settings import QASettings
 
 if TYPE_CHECKING:
     from milldam.mapping.table_job import TableSummary
 
-_STEPS = ("overlap", "hop")
-
 
 @click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together("Input and output", *settings(QASettings, "out tokenizer split max_examples strict", in_file=True))
+@together("Input and output", *settings(QASettings, "out tokenizer split max_examples strict"))
 @together(
     "Windows",
     *settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
@@ -31,77 +25,15 @@ _STEPS = ("overlap", "hop")
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     """
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
-    folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Memory is
-    bounded. If it is interrupted or killed, run the same command to resume; if the input has
-    changed, only the units that changed are redone.
+    folder that `save_to_disk` wrote or a name on the Hub. Memory is bounded. If it is interrupted or killed, run the
+    same command to resume; if the input has changed, only the units that changed are redone.
 
     \b
     milldam qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/ --overlap 128
     milldam qa train-v2.0.json -o squad.milldam --tokenizer xlnet/ --max-seq-length 512 --memory-tokens 16
-    milldam qa qa.yaml --memory 600MB
     """
-    from milldam.config.checking import Values, checked_settings
-    from milldam.config.loading import read_file
+    from milldam.config.checking import checked_settings
     from milldam.qa.job import array_of, run_qa
 
-    chosen, values = present(options), Values({"inputs": inputs})
-    if any(path.lower().endswith((".yaml", ".yml")) for path in inputs):
-        if len(inputs) > 1:
-            raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
-        values = read_file(Path(inputs[0]), inputs[0])
-        # One of them replaces any other in the file.
-        chosen = (dict.fromkeys(_STEPS) if any(name in chosen for name in _STEPS) else {}) | chosen
-    for name, value in chosen.items():
-        values.put(name, value)
-    checked = checked_settings(QASettings, values)
+    checked = checked_settings(QASettings, present(options) | {"inputs": inputs})
     return Request(partial(run_qa, checked), partial(array_of, checked))
-
-
-@click.command("qa-eval")
-@click.argument("references", type=click.Path(path_type=Path))
-@click.argument("predictions", type=click.Path(path_type=Path))
-@click.option("--null-odds", type=click.Path(path_type=Path), metavar="FILE", help="JSON {id: odds of no answer}.")
-@click.option(
-    "--threshold", type=float, default=1.0, show_default=True, metavar="X", help="Odds of no answer above it."
-)
-@click.option("--split", default="validation", show_default=True, help="Split of REFERENCES that is a dataset.")
-@json_option
-def qa_eval(
-    references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
-) -> None:
-    """
-    Overall, with and without an answer, as SQuAD's own scripts compute them.
-
-    REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
-    PREDICTIONS: a JSON file {question id: answer}; "" for no answer. With --null-odds, answers with odds above
-    --threshold count as empty, as in v2's script (inf: none do), and the best thresholds are shown.
-
-    \b
-    milldam qa-eval dev-v2.0.json predictions.json
-    milldam qa-eval dev.features predictions.json --null-odds null_odds.json --json
-    """
-    from milldam.qa.evaluation import evaluate
-
-    scores = evaluate(references, predictions, null_odds, threshold=threshold, split=split)
-    if as_json:
-        click.echo(json.dumps(scores.as_dict()))
-        return
-    lines, found = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"], scores.as_dict()
-    for name, group in (("all", ""), ("answerable", "HasAns_"), ("unanswerable", "NoAns_")):
-        if f"{group}total" in found:
-            total, exact, f1 = (found[f"{group}{figure}"] for figure in ("total", "exact", "f1"))
-            lines.append(f"{name:<20}{total:>10,}{exact:>8.2f}{f1:>8.2f}")
-    if null_odds is not None:
-        exact, threshold = found["best_exact"], found["best_exact_thresh"]
-        lines.append(f"Best exact {exact:.2f}, when null odds above {threshold:g} mean no answer.")
-        lines.append(f"Best F1 {found['best_f1']:.2f}, when those above {found['best_f1_thresh']:g} do.")
-    click.echo(visible("\n".join(lines)))
-    if scores.missing:
-        such = ", ".join(scores.missing[:3]) + ", ..." * (len(scores.missing) > 3)
-        missing = f"{len(scores.missing):,} of {scores.total:,} questions have no prediction and count 0: {such}"
-        click.echo(visible(missing), err=True)
-    if scores.unknown:
-        click.echo(f"{scores.unknown:,} predictions are for questions that are not in the references.", err=True)
-    if scores.left_out:
-        left = f"{scores.left_out:,} examples were rejected or dropped when the store was made: they are not in the"
-        click.echo(f"{left} scores. Name the original file to count them.", err=True)

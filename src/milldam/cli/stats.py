@@ -92,14 +92,11 @@ def _of_store(store: Store) -> dict[str, Any]:
 
 def _of_other(opened: Any) -> dict[str, Any]:
     """The same of a table, or of a file of another tool."""
-    from milldam.formats.foreign import ForeignFile, MegatronFile
+    from milldam.formats.foreign import ForeignFile
 
     if isinstance(opened, ForeignFile):
         facts = {"file": str(opened.path), "kind": opened.kind, "tokens": opened.tokens, "dtype": str(opened.dtype)}
-        facts |= {"vocab_size": opened.vocab_size, "tokenizer": opened.tokenizer_name}
-        if isinstance(opened, MegatronFile):
-            facts |= {"documents": len(opened), "tokens_per_document": _lengths(opened.index.length_blocks())}
-        return facts
+        return facts | {"vocab_size": opened.vocab_size, "tokenizer": opened.tokenizer_name}
     manifest = opened.manifest
     facts = {"table": str(opened.path), "rows": len(opened), "shards": opened.shards, "bytes": manifest.bytes}
     facts |= {"columns": dict(manifest.schema.columns)}
@@ -114,8 +111,6 @@ def _lengths(several: Iterable[Any]) -> dict[str, float]:
     lengths = Lengths(exact=_LONGEST_COUNTED)
     for block in several:
         lengths.add(block)
-    found: dict[str, float] = {}
-    for name, share in _QUANTILES.items():
-        quantile = lengths.quantile(share)
-        found[name] = _LONGEST_COUNTED if quantile is None else quantile
+    quantiles = {name: lengths.quantile(share) for name, share in _QUANTILES.items()}
+    found = {name: _LONGEST_COUNTED if length is None else length for name, length in quantiles.items()}
     return found | {"longest": lengths.longest, "mean": round(lengths.tokens / max(1, lengths.documents), 1)}

@@ -96,11 +96,8 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
         memory = f"{format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}"
         lines[:0] = [f"{out}: {state}, {process}, {units}, {found.get('elapsed', 0):.0f} s", f"Memory: {memory}"]
     for number, worker in sorted(found.get("workers", {}).items()) if state != "ended" else ():
-        moved, held = format_size(worker.get("input_bytes", 0)), format_size(worker.get("anonymous_bytes", 0))
         seen = f"last seen {time.time() - worker['time']:.0f} s ago"
-        lines.append(
-            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {moved} of it, {held}, {seen}"
-        )
+        lines.append(f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {seen}")
     for label, task in tasks.items():
         more = ""
         if task["state"] == "failed":

@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
-def checked_settings(kind: type[T], given: Mapping[str, Any] | Values, *, if_missing: str = "") -> T:
+def checked_settings(kind: type[T], given: Mapping[str, Any] | Values) -> T:
     """The settings of a job from options or arguments by name, where None means the default, or from a file.
 
     >>> from milldam.rules import CleanRules
@@ -86,10 +86,9 @@ def checked_settings(kind: type[T], given: Mapping[str, Any] | Values, *, if_mis
     """
     from pydantic import ValidationError
 
-    if isinstance(given, Values):
-        values = given
-    else:
-        values = Values({name: one for name, one in given.items() if one is not None}, if_missing=if_missing)
+    values = given
+    if not isinstance(values, Values):
+        values = Values({name: one for name, one in values.items() if one is not None})
     values.data = plain(values.data)
     try:
         return cast("T", _adapter(cast("Any", kind)).validate_python(values.data))
@@ -220,11 +219,9 @@ def _problems(root: type, values: Values, error: ValidationError) -> Iterator[tu
 
 def _hint(path: KeyPath, blocks: dict[str, type]) -> str:
     """The nearest key, of this block or else of any."""
-    key, own = str(path[-1]), dotted(tuple(part for part in path[:-1] if isinstance(part, str)))
-    own = own.replace("validation", "datasets")  # which have the same keys
+    own = dotted(tuple(part for part in path[:-1] if isinstance(part, str))).replace("validation", "datasets")
     for under in sorted(blocks, key=lambda name: name != own):
-        near = nearest(key, get_type_hints(blocks[under]))
-        if near is not None:
+        if near := nearest(str(path[-1]), get_type_hints(blocks[under])):
             where = "" if under == own else f" under {under}" if under else " at the top level"
             return f' Did you mean "{near}"{where}?'
     return ""

@@ -7,11 +7,10 @@ with ours; ours win.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
-from milldam.config.checking import KeyPath, Values
+from milldam.config.checking import KeyPath, Values, dotted
 from milldam.config.settings import Config
 from milldam.rules import DedupRules
 
@@ -31,11 +30,6 @@ _MOVED = {
     "sequence_len": "seq_len",
     "preprocess.sequence_len": "seq_len",
 }
-_NEEDLESS = {"preprocess_chunk_size", "preprocess.chunk_size", "preprocess_memory_efficient"} | {
-    "memory_efficient_preprocess",
-    "preprocess.memory_efficient",
-}
-_IMPLICIT = {"min_characters": 100, "min_tokens": 150}
 
 
 def is_legacy(data: dict[str, Any]) -> bool:
@@ -45,41 +39,39 @@ def is_legacy(data: dict[str, Any]) -> bool:
     (True, False)
     """
     tokenizer = data.get("tokenizer")
-    known = {"preprocess", *_MOVED, *_NEEDLESS} - {"sequence_len"}
-    return bool(known & data.keys()) or (isinstance(tokenizer, dict) and "hub_id" in tokenizer)
+    known = _MOVED.keys() - {"sequence_len"}
+    return any(key in known or key.startswith("preprocess") for key in map(str, data)) or (
+        isinstance(tokenizer, dict) and "hub_id" in tokenizer
+    )
 
 
 def converted(values: Values) -> dict[str, Any]:
-    """The values of a Krill file as ours, with notes on the keys that are gone or ignored."""
-    notes, ours = values.notes, {one.name for one in fields(Config)}
-    config = {key: deepcopy(one) for key, one in values.data.items() if key in ours and one is not None}
-    flat: dict[str, tuple[Any, KeyPath]] = {
-        key: (one, (key,)) for key, one in values.data.items() if key not in ours | {"preprocess"}
-    }
-    for block in ("tokenizer", "preprocess"):
-        inner = values.data.get(block)
-        for key, one in inner.items() if isinstance(inner, dict) else ():
-            if block == "preprocess" or f"{block}.{key}" in _MOVED:
-                flat[f"{block}.{key}"] = one, (block, key)
-                config.get(block, {}).pop(key, None)
-    for old, (value, place) in flat.items():
-        if old not in _MOVED or value is None:
+    """The values of a Krill file as ours, with notes on keys that are ignored."""
+    ours, notes = {one.name for one in fields(Config)}, values.notes
+    flat: dict[KeyPath, Any] = {}
+    for key, one in values.data.items():
+        is_block = isinstance(one, dict) and key in ("tokenizer", "preprocess")
+        flat |= {(key, inner): value for inner, value in one.items()} if is_block else {(key,): one}
+    config: dict[str, Any] = {}
+    ignored = []
+    for place, value in sorted(flat.items(), key=lambda item: dotted(item[0]) in _MOVED):  # ours first: they win
+        old = dotted(place)
+        path = tuple((_MOVED.get(old) or old).split("."))
+        if path[0] not in ours:
+            ignored.append(old)
+        if path[0] not in ours or value is None:
             continue
-        path = tuple(_MOVED[old].split("."))
         here = config
         for part in path[:-1]:
-            inside = here.get(part, {})
-            if isinstance(inside, str):
-                inside = DedupRules.spelled_out(inside) if part == "dedup" else {"path": inside}
-            here[part] = here = inside
+            if isinstance(here.get(part), str):
+                here[part] = DedupRules.spelled_out(here[part]) if part == "dedup" else {"path": here[part]}
+            here = here.setdefault(part, {})
         if here.setdefault(path[-1], value) != value:
             notes.append(f"{old} is ignored: {_MOVED[old]} is set otherwise.")
         values.lines[path] = values.lines.get(place, 0)
     if isinstance(config.get("tokenizer"), dict) and config["tokenizer"].keys() <= {"train"}:
         del config["tokenizer"]  # without a path it is missing
-    if gone := [key for key in flat if key in _NEEDLESS]:
-        notes.append(f"No longer needed: {', '.join(gone)}. Every job is bounded in memory.")
-    if ignored := [key for key in flat if key not in _MOVED and key not in _NEEDLESS]:
+    if ignored:
         notes.append(f"Ignored, since preparing data takes no such keys: {', '.join(ignored)}.")
     _imply(config, notes)
     return config
@@ -93,7 +85,7 @@ def _imply(config: dict[str, Any], notes: list[str]) -> None:
             if "name" in one:
                 one.setdefault("subset", one.pop("name"))
     filters = config.setdefault("filters", {})
-    for key, default in _IMPLICIT.items():
+    for key, default in (("min_characters", 100), ("min_tokens", 150)):
         if filters.setdefault(key, default) == default:
             notes.append(f"filters.{key}: {default} is set, since Krill drops shorter texts by itself.")
     if "out" not in config:
@@ -101,7 +93,5 @@ def _imply(config: dict[str, Any], notes: list[str]) -> None:
         notes.append("dataset_prepared_path is not set: the store goes to prepared/, unless out is set.")
     if "seq_len" in config:
         config.setdefault("packing", {"strategy": "wrapped", "write": True})
-    else:
-        notes.append("sequence_len is not set: no packed rows are written.")
     if "shard_size" in config:
         notes.append("The save shard size was the size of output files; shard_size is the input that makes one shard.")

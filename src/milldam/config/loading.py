@@ -44,7 +44,7 @@ def read_config(
     if isinstance(source, Mapping):
         values = Values(plain(source), "config")
     else:
-        values = read_file(Path(in_home(str(source))), str(source), _EXAMPLE)
+        values = read_file(Path(in_home(str(source))), str(source))
     values.if_missing = _EXAMPLE
     if is_legacy(values.data):
         values.data = converted(values)
@@ -55,14 +55,11 @@ def read_config(
     return values
 
 
-def read_file(path: Path, name: str, advice: str = "Its keys are those of the options.") -> Values:
+def read_file(path: Path, name: str) -> Values:
     """A YAML file with keys; `name`: the file in messages."""
     try:
         if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            raise ConfigError(
-                f"{path}: too large for a configuration, which is a small YAML file.\n"
-                "To tokenize data without one, use `milldam tokenize`."
-            )
+            raise ConfigError(f"{path}: too large for a configuration. To tokenize data, use `milldam tokenize`.")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file.") from None
@@ -72,7 +69,7 @@ def read_file(path: Path, name: str, advice: str = "Its keys are those of the op
         raise ConfigError(f"{path}: not UTF-8 text.") from None
     data, lines = read_yaml(text, name)
     if not isinstance(data, dict):
-        raise ConfigError(f"{name}: {'empty' if data is None else 'keys are wanted'}. {advice}")
+        raise ConfigError(f"{name}: {'empty' if data is None else 'keys are wanted'}. {_EXAMPLE}")
     return Values(data, name, lines)
 
 
@@ -149,7 +146,8 @@ def _override(values: Values, text: str) -> None:
     for length, (part, following) in enumerate(pairwise((*path, None)), 1):
         if isinstance(here, list) and part == len(here):
             here.append(None)
-        inside = here.get(part) if isinstance(here, dict) else here[part] if _has(here, part) else here
+        is_item = isinstance(here, list) and part in range(len(here))
+        inside = here.get(part) if isinstance(here, dict) else here[part] if is_item else here
         if inside is here:
             raise ConfigError(f"{text}: {dotted(path[: length - 1])} is {here!r}, where {part} can't be set.")
         if following is None:
@@ -164,7 +162,3 @@ def _override(values: Values, text: str) -> None:
     for old in [old for old in values.lines if old[: len(path)] == path]:
         del values.lines[old]
     values.lines[path] = 0
-
-
-def _has(here: Any, part: Any) -> bool:
-    return isinstance(here, list) and isinstance(part, int) and part < len(here)

@@ -24,7 +24,6 @@ from milldam.rules import (
     DedupRules,
     EvaluationSet,
     FilterRules,
-    OneOrMore,
     PackingRules,
     RunSettings,
     Settings,
@@ -118,7 +117,7 @@ class TokenizerRules(Settings):
     """For `milldam train-tokenizer`."""
 
 
-DataSets = Annotated[tuple[Annotated[DataSet, Short()], ...], OneOrMore()]
+DataSets = Annotated[tuple[Annotated[DataSet, Short()], ...], Short()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ class Config(RunSettings):
     """Stop at the first record that can't be read."""
     dedup: Annotated[DedupRules, Short()] = field(default_factory=DedupRules)
     """Which duplicates to drop; near means exact and near."""
-    decontaminate: Annotated[tuple[Annotated[EvaluationSet, Short()], ...], OneOrMore()] = ()
+    decontaminate: Annotated[tuple[Annotated[EvaluationSet, Short()], ...], Short()] = ()
     """Evaluation sets whose items are kept out: documents that contain one are dropped, or only reported."""
     filters: Annotated[FilterRules, Short()] = field(default_factory=FilterRules)
     """Which documents to drop for their length, quality or language."""
@@ -282,14 +281,9 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str]]:
     yield config.executor == "local" and config.address is not None, "address", ": is for the executor ray."
     if "-" in paths:
         yield len(paths) > 1, "datasets", ": standard input (-) can't be combined with other inputs."
-        twice = {
-            "decontaminate": bool(config.decontaminate),
-            "dedup": config.dedup_rules is not None,
-            "datasets.0.weight": sources[0].weight > 1,
-            "datasets.0.max_documents": sources[0].max_documents is not None,
-            "datasets.0.split": sources[0].split is not None,
-        }
-        for setting, is_set in twice.items():
+        one = sources[0]
+        limits = one.weight > 1 or one.max_documents is not None or one.split is not None
+        for is_set, setting in ((config.dedup_rules is not None, "dedup"), (limits, "datasets.0")):
             yield is_set, setting, ": reads the input twice, and standard input only once. Save it to a file."
     for key, number in config.splits.items():
         name, split = key.removesuffix(TOKENS_SUFFIX), f"splits.{key}"
@@ -314,10 +308,6 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str]]:
         yield bool(config.decontaminate), "decontaminate", alone
     values = 0 if near is None else near.bands * near.rows
     yield values > MOST_VALUES, "dedup.near", f": bands x rows are {values:,}; {MOST_VALUES:,} are the most."
-    for kind in ("characters", "tokens"):
-        least, most = (getattr(config.filters, f"{side}_{kind}") for side in ("min", "max"))
-        text = f": {least} is more than max_{kind} {most}: nothing would be left."
-        yield None not in (least, most) and least > most, f"filters.min_{kind}", text
     if chat is not None:
         exact = [f"splits.{name}{TOKENS_SUFFIX}" for name in config.split_tokens] or ["datasets.0.max_tokens"]
         yield config.counts_tokens, exact[0], ": would cut a conversation. Use shares, or max_documents."
@@ -331,9 +321,4 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str]]:
                 date.fromisoformat(chat.date)
             except ValueError:
                 yield True, "chat.date", f": {chat.date!r} is not a date such as 2026-01-31."
-    for protocol in config.storage_options:
-        from fsspec import available_protocols
-
-        text = ": fsspec knows no such protocol. Use s3, gs, hf, ..."
-        yield protocol not in available_protocols(), f"storage_options.{protocol}", text
     yield config.packing != "none" and config.seq_len is None, "packing", ": needs seq_len, the tokens in a row."

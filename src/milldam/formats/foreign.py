@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from milldam.checked import checked, read_json
+from milldam.checked import checked, parse_json
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes
 from milldam.loader.reading import TokenArray
@@ -217,7 +217,7 @@ def read_sidecar(npy: Path) -> Sidecar | None:
     """None when there is no such file, or it is not ours."""
     path = sidecar_path(npy)
     try:
-        facts = read_json(path)
+        facts = parse_json(path.read_bytes(), path)
     except FileNotFoundError:
         return None
     is_ours = isinstance(facts, dict) and facts.get("format") == "milldam npy"

@@ -73,7 +73,7 @@ def map(
     setting or its own input has changed, and never otherwise. `memory` limits what the job uses beyond what your
     program already holds.
 
-    Without `out` the table goes to the user's cache (`milldam cache`), where the same call finds it again.
+    Without `out` the table goes to the user's cache, where the same call finds it again.
 
     >>> lengths = lambda rows: {"length": [len(text) for text in rows["text"]]}
     >>> table = milldam.map("corpus.jsonl", lengths, "lengths.table")

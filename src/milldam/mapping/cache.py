@@ -21,7 +21,6 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from milldam.errors import ConfigError
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
 from milldam.remote import default_bytes
@@ -120,12 +119,3 @@ def remove(table: CachedTable) -> bool:
         table.path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
     return True
-
-
-def table_of(key: str) -> CachedTable:
-    """The table of a key, or of its beginning. Raises ConfigError if there is none, or more than one."""
-    tables = [table for table in cached_tables() if table.key.startswith(key)]
-    if len(tables) != 1:
-        what = "no table of that key" if not tables else f"{len(tables)} tables begin so"
-        raise ConfigError(f"{key}: {what} in {cache_folder()}. `milldam cache` lists them.")
-    return tables[0]

@@ -90,6 +90,6 @@ def settings_of(options: Mapping[str, Any]) -> MapSettings:
         from milldam.text.user_functions import load_function
 
         values |= {"function": load_function(values["function"]), "function_spec": values["function"]}
-    settings = checked_settings(MapSettings, values, if_missing="A source and a function are needed.")
+    settings = checked_settings(MapSettings, values)
     # Checking copies dicts; a DatasetDict or Features must stay what it is.
     return replace(settings, source=values["source"], schema=values.get("schema"))

@@ -17,13 +17,13 @@ import itertools
 import operator
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of, in_home
-from milldam.markup import counted, in_notebook
+from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.stores.kinds import TABLE
 from milldam.stores.place import Folder, hold, same_generation
@@ -140,13 +140,6 @@ class Table:
         columns, size = ", ".join(self.columns), format_size(self.manifest.bytes)
         rows, shards = counted(len(self), "row"), counted(self.shards, "shard")
         return f"Table('{self.path}': {rows} of {columns}; {shards}, {size})"
-
-    def _facts(self) -> tuple[str, Iterable[tuple[str, str]]]:
-        """For a notebook."""
-        facts = {"rows": f"{len(self):,}", "columns": ", ".join(self.columns), "shards": f"{self.shards:,}"}
-        return str(self.path), [*facts.items(), ("size", format_size(self.manifest.bytes))]
-
-    _repr_html_ = in_notebook(_facts)
 
     def __eq__(self, other: object) -> bool:
         """Whether the rows are the same, in the same order, under the same columns."""

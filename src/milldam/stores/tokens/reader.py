@@ -13,7 +13,7 @@ import bisect
 import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import in_home
-from milldam.markup import counted, in_notebook
-from milldam.memory import format_size
+from milldam.markup import counted
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s, SpanTable
@@ -225,15 +224,6 @@ class Store:
         split = "" if self.split_name is None else f", split {self.split_name}"
         figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
         return f"Store({self.name!r}{split}: {figures})"
-
-    def _facts(self) -> tuple[str, Iterable[tuple[str, str]]]:
-        """For a notebook."""
-        facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": self.manifest.dtype}
-        facts |= {"vocabulary": f"{self.vocab_size:,}", "tokenizer": str(self.manifest.tokenizer.get("name"))}
-        size = sum(shard.bin["bytes"] for shard in self.shards)
-        return self.name, (facts | {"splits": ", ".join(self.splits), "size": format_size(size)}).items()
-
-    _repr_html_ = in_notebook(_facts)
 
 
 def parse_tokenizer(data: bytes, path: str) -> Tokenizer:

@@ -64,6 +64,8 @@ class Order:
 
 
 class Making:
+    """Sees that there is a maker for a store: starts one where none is at work, and tells how ours ended."""
+
     def __init__(self, order: Order) -> None:
         self._order, self._run = order, order.out / RUN_FOLDER
         self._process: subprocess.Popen[bytes] | None = None

@@ -182,6 +182,8 @@ class ForkServer:
         if self.process is None:
             return
         self._control.close()
+        if self._loaded is None:  # it has no workers, and may still import what is expected
+            self.process.kill()
         try:
             self.process.wait(_FAREWELL_SECONDS)
         except subprocess.TimeoutExpired:  # it is loading

@@ -51,15 +51,15 @@ def test_a_file_is_found_and_may_import_its_neighbours(desk: Path) -> None:
     assert sys.path == path
 
 
-@pytest.mark.parametrize("spec", ["edited.py:f", "edited:f"])
+@pytest.mark.parametrize("spec", ["desk_edited.py:f", "desk_edited:f"])
 def test_an_edited_function_has_another_hash_and_is_loaded_again(desk: Path, spec: str) -> None:
     """Never stale: neither the hash nor the function, within one process."""
-    write(desk / "edited.py", "def f(text): return 'old'\n")
+    write(desk / "desk_edited.py", "def f(text): return 'old'\n")
     before = function_hash(spec)
     assert load_function(spec)("") == "old"
     assert load_function(spec) is load_function(spec)
     assert function_hash(spec) == before
-    write(desk / "edited.py", "def f(text): return 'new'\n")
+    write(desk / "desk_edited.py", "def f(text): return 'new'\n")
     assert function_hash(spec) != before
     assert load_function(spec)("") == "new"
 

@@ -39,8 +39,8 @@ TableSummary: TypeAlias = Summary[Mapping[str, Any]]
 SPOOL = "rows"
 """In the run folder: rows that could be read only once, and row numbers of a dataset."""
 SHARDS = f"{ROWS}-*{ENDING}"
-LISTS = ("rejects-", "answers-")
-"""How the names of the lists begin that units leave in the run folder."""
+REJECTS = "rejects-"
+"""How the names of the files of rejected records begin that units leave in the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class TableJob(engine.Job[TableSummary]):
         """The records of all units, one at a time."""
         return (record for _, record in self.records.in_plan_order())
 
-    def lists(self, out: Path, begin: str) -> Iterator[Path]:
-        """The lists of all units whose names begin so."""
+    def rejects(self, out: Path) -> Iterator[Path]:
+        """The files of rejected records of all units."""
         names = (name for record in self.in_order() for name in record.files)
-        return (out / name for name in names if Path(name).name.startswith(begin))
+        return (out / name for name in names if Path(name).name.startswith(REJECTS))
 
     def _shards(self) -> Iterator[TableShard]:
         for record in self.in_order():
@@ -128,9 +128,7 @@ class TableJob(engine.Job[TableSummary]):
 
     def finish(self, run: Session, plan: WorkPlan) -> TableSummary:
         folder, out = run.folder, run.folder.out
-        damage = gather_rejects(
-            out, self.lists(out, "rejects-"), lambda: (file["path"] for file in folder.inputs.planned())
-        )
+        damage = gather_rejects(out, self.rejects(out), lambda: (file["path"] for file in folder.inputs.planned()))
         if damage.files:
             run.observer.warn(str(damage))
         counts: Counter[str] = Counter(units=0, read=0)
@@ -192,6 +190,6 @@ def clean_up(folder: RunFolder) -> None:
     folder.tidy()
     sweep(folder.out, [SHARDS], live_files(folder.out, TABLE))
     kept = (Path(name).name for record in read_records(folder.folder, RECORDS) for name in record.files)
-    sweep(folder.folder, [f"{begin}*.jsonl" for begin in LISTS], kept)
+    sweep(folder.folder, [f"{REJECTS}*.jsonl"], kept)
     folder.units.remove()  # it may hold addresses with secrets
     shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)

@@ -64,13 +64,6 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     return Resolved(tuple(wanted), input_format, rows)
 
 
-def split_names(path: str, subset: str | None) -> list[str]:
-    """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
-    if _may_be_on_hub(path):
-        return list(_found_splits(path, subset))
-    return list(_saved_splits(path) or ())
-
-
 def refuse_texts(paths: Sequence[str]) -> None:
     """Raises InputError where strings in a list are no paths: they may be meant as texts, and nobody guesses."""
     for path in paths:
